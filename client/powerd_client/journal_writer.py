@@ -98,9 +98,8 @@ class Past:
         match event:
             case Block() | Gap():
                 key = event.epoch, event.stream
-                following = event.sequence + (event.span if isinstance(event, Gap) else 1)
-                if following > self._places.get(key, (0, 0))[0]:
-                    self._places[key] = following, event.t_last_ns
+                if event.following > self._places.get(key, (0, 0))[0]:
+                    self._places[key] = event.following, event.t_last_ns
             case Message("run"):
                 self.has_run = True
             case Message("start"):

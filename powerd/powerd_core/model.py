@@ -200,6 +200,11 @@ class Block:
     layout: int
     payload: bytes
 
+    @property
+    def following(self) -> int:
+        """The stream's next sequence number after it."""
+        return self.sequence + 1
+
 
 UNKNOWN_TIME_NS = -(2**63)
 """A gap's ``t_first_ns`` when it begins at whatever reading was last seen."""
@@ -218,6 +223,11 @@ class Gap:
     lost: int
     """How many scans are missing; -1 when nobody knows."""
     cause: str
+
+    @property
+    def following(self) -> int:
+        """The stream's next sequence number after it."""
+        return self.sequence + self.span
 
 
 # What one powerd measures: streams of lines, and the devices that these feed.

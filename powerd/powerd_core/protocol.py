@@ -227,7 +227,7 @@ class StreamReceiver:
                     self._hole, self._hole_ns = self.next, max(now_ns, self._reset_ns + _RESET_MIN_NS)
             return False
         self.replayed += event.sequence < self._ahead
-        self.next += event.span if isinstance(event, Gap) else 1
+        self.next = event.following
         self.t_last_board_ns = event.t_last_ns
         self._hole, self._pause_ns = None, _RESET_MIN_NS
         return True

@@ -42,6 +42,9 @@ MayRead = Callable[[zmq.Frame], bool]
 """Whether the sender of a message may read now, told by the message's first frame, which carries the connection's
 properties. Asked for every request, so that taking the right away takes effect at once."""
 
+CallerOf = Callable[[zmq.Frame], AllowedClient | None]
+"""Who sent a message, told by the message's first frame; None where no keys tell."""
+
 _HEADS = {
     SERVER_FILE: "# The keys of this board, made by `powerd keys server`. Whoever has the secret is this board.",
     CLIENTS_FILE: "# Who may connect to this board. Change it with `powerd keys allow` and `revoke`; no restart.",
@@ -56,6 +59,8 @@ _REFUSED = zmq.EVENT_HANDSHAKE_FAILED_AUTH
 _LEFT = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 _EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | _REFUSED | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 
+THIS_BOARD = "(this board)"
+"""The name of who has the board's own keys; no client can be called so."""
 BY_FILE, BY_MACHINE, BY_KEY, ANYONE = "socket-file", "this-machine", "keys", "anyone"
 """Who may read, as a description says it."""
 
@@ -270,7 +275,8 @@ class Guard:
         self.keys: KeyPair | None = None
         self._clients: KeyDirectory | None = None
         self._stamp: object = ()
-        self._admitted: set[str] = set()
+        self._admitted: dict[str, AllowedClient] = {}
+        """By public key."""
         self._has_changed = False
         self._door: zmq.Socket[bytes] | None = None
         self._monitors: list[HandshakeMonitor] = []
@@ -292,6 +298,13 @@ class Guard:
         """Whether a message's sender may read now. Without keys, whoever reaches a socket may."""
         return self._clients is None or self._admits(_property(first, "User-Id"))
 
+    def caller(self, first: zmq.Frame) -> AllowedClient | None:
+        """Which client sent a message, with the role that it has now; None where no keys guard the sockets."""
+        if self._clients is None:
+            return None
+        self._refresh()
+        return self._admitted.get(_property(first, "User-Id"))
+
     def _admits(self, key: str) -> bool:
         """Whether clients.toml allows a key, or it is the board's own: who can read its secret owns the board."""
         self._refresh()
@@ -311,9 +324,10 @@ class Guard:
             stamp = None
         if stamp == self._stamp:
             return
-        self._stamp, self._has_changed, self._admitted = stamp, True, {self.keys.public}
+        self._stamp, self._has_changed = stamp, True
+        self._admitted = {self.keys.public: AllowedClient(THIS_BOARD, self.keys.public, "control")}
         try:
-            self._admitted |= {client.public for client in self._clients.clients().values()}
+            self._admitted |= {client.public: client for client in self._clients.clients().values()}
         except ConfigError as error:
             _log.warning(f"no client is admitted until this is mended: {error}")
 

@@ -203,8 +203,13 @@ class Daemon:
         self.listen = bound_endpoint(self._sockets.control)
         self.data = bound_endpoint(self._sockets.data)
         self.clock = bound_endpoint(self._sockets.clock)
-        subjects: dict[str, Answer] = {"describe": lambda _: self._answer, "stats": self._stats, "epochs": self._epochs}
-        self._server = Server(self._sockets, self._store, self._clock, subjects, self._guard.may_read)
+        subjects: dict[str, Answer] = {
+            "describe": lambda question, caller: self._answer,
+            "stats": lambda question, caller: self._stats(),
+            "epochs": lambda question, caller: self._epochs(question.body),
+        }
+        guard = self._guard
+        self._server = Server(self._sockets, self._store, self._clock, subjects, guard.may_read, guard.caller)
         self._answer = b""
         self._poller = zmq.Poller()
         self._guard.register(self._poller)
@@ -323,7 +328,7 @@ class Daemon:
         body = {"ready": True, "epochs": []} if self._spool is None else self._spool.catalogue.answer(request)
         return encode(Message("epochs", body, self.epoch))
 
-    def _stats(self, request: Mapping[str, object]) -> bytes:
+    def _stats(self) -> bytes:
         """The answer to *stats*; docs/reference/protocol.md lists its keys."""
         assert self.description is not None
         server, delivery, now_ns = self._server, self._server.delivery, self._clock.now_ns()

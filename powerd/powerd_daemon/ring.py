@@ -9,19 +9,17 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
-from struct import Struct
 from typing import Protocol
 
 from powerd_core.errors import WireError
-from powerd_core.model import UNKNOWN_TIME_NS, Gap, Stream
+from powerd_core.model import UNKNOWN_TIME_NS, Block, Gap, Stream
 from powerd_core.protocol import MAX_SPAN, Frames
-from powerd_core.wire import BLOCK, GAP, HEADER_BYTES, MAX_SEQUENCE, Header, decode, encode, read_header
+from powerd_core.wire import Header, decode, encode, read_header
 
 FRAME_OVERHEAD_BYTES = 200
 """What Python keeps beside a frame's own bytes; counted, so that many tiny frames stay within the bound too."""
 EVICTED = "no longer in powerd's ring"
 LOST_ON_THE_WAY = "lost between the sampler and powerd"
-_LOST = Struct("<q")
 
 
 class Ring:
@@ -49,18 +47,18 @@ class Ring:
     def __len__(self) -> int:
         return len(self._frames)
 
-    def append(self, frame: bytes, header: Header) -> None:
-        """Add the next frame, and let go of the oldest ones that no longer fit."""
-        if header.sequence != self.next or header.following <= header.sequence:
-            raise ValueError(f"frame {header.sequence}..{header.following} appended where {self.next} is next")
-        self._frames[header.sequence] = frame, header.following
-        self.next = header.following
-        self.t_last_ns = header.t_last_ns
+    def append(self, frame: bytes, event: Block | Gap) -> None:
+        """Add the next frame, which is that of ``event``, and let go of the oldest ones that no longer fit."""
+        if event.sequence != self.next or event.following <= event.sequence:
+            raise ValueError(f"frame {event.sequence}..{event.following} appended where {self.next} is next")
+        self._frames[event.sequence] = frame, event.following
+        self.next = event.following
+        self.t_last_ns = event.t_last_ns
         self.size_bytes += len(frame) + FRAME_OVERHEAD_BYTES
-        if header.kind == BLOCK:
-            self.newest_block = header.sequence
-        elif header.extent > 1:
-            self._wide.append(header.sequence)
+        if isinstance(event, Block):
+            self.newest_block = event.sequence
+        elif event.span > 1:
+            self._wide.append(event.sequence)
         while self.size_bytes > self.max_bytes and len(self._frames) > 1:
             frame, following = self._frames.pop(self.oldest)
             if self._wide and self._wide[0] == self.oldest:
@@ -68,12 +66,12 @@ class Ring:
             self.oldest = following
             self.size_bytes -= len(frame) + FRAME_OVERHEAD_BYTES
 
-    def gaps_until(self, sequence: int, t_ns: int, cause: str) -> Iterator[tuple[bytes, Header]]:
+    def gaps_until(self, sequence: int, t_ns: int, cause: str) -> Iterator[tuple[bytes, Gap]]:
         """The frames that are to be appended before number ``sequence``, which begins at ``t_ns``, can be."""
         while self.next < sequence:
             span = min(sequence - self.next, MAX_SPAN)
-            frame = encode(Gap(self.stream, self.epoch, self.next, self.t_last_ns, t_ns, span, -1, cause))
-            yield frame, read_header(frame)
+            gap = Gap(self.stream, self.epoch, self.next, self.t_last_ns, t_ns, span, -1, cause)
+            yield encode(gap), gap
 
     @property
     def held_ns(self) -> int:
@@ -106,9 +104,9 @@ class Ring:
         return encode(rest), following
 
 
-def begin_ns(header: Header) -> int:
+def begin_ns(frame: Block | Gap | Header) -> int:
     """When a frame begins; one that begins at an unknown time, where it ends."""
-    return header.t_last_ns if header.t_first_ns == UNKNOWN_TIME_NS else header.t_first_ns
+    return frame.t_last_ns if frame.t_first_ns == UNKNOWN_TIME_NS else frame.t_first_ns
 
 
 def gap_before(stream: int, epoch: int, sequence: int, oldest: int, t_ns: int, cause: str) -> tuple[bytes, int]:
@@ -126,36 +124,36 @@ class Intake:
         self._layout, self._scan_bytes = stream.layout, stream.scan_bytes
         self.frames = self.scans = self.gaps = self.lost_scans = self.duplicates = self.holes = 0
 
-    def accept(self, frame: bytes, header: Header) -> None:
-        """Append a sampler's frame. A number already seen is dropped and counted; a hole before it becomes a gap.
+    def accept(self, frame: bytes, event: Block | Gap) -> None:
+        """Append a sampler's frame, which is that of ``event``. A number already seen is dropped and counted; a hole
+        before it becomes a gap.
 
         Raises `WireError` for a frame that does not belong here.
         """
-        is_block = header.kind == BLOCK
-        if header.epoch != self.ring.epoch or header.kind not in (BLOCK, GAP) or header.extent < 1:
-            raise WireError(f"a frame of epoch {header.epoch}, kind {header.kind} and count {header.extent}")
-        if is_block and (header.layout, len(frame) - HEADER_BYTES) != (self._layout, header.extent * self._scan_bytes):
-            raise WireError(f"a block of {header.extent} scans in {len(frame)} bytes, of layout {header.layout:#06x}")
-        if not is_block:
-            decode(frame)  # rare, and read again when a part of it is asked for
-        if header.sequence < self.ring.next:
+        if event.epoch != self.ring.epoch:
+            raise WireError(f"a frame of epoch {event.epoch}")
+        if isinstance(event, Block):
+            size = event.count * self._scan_bytes
+            if event.count < 1 or (event.layout, len(event.payload)) != (self._layout, size):
+                raise WireError(f"a block of {event.count} scans in {len(frame)} bytes, of layout {event.layout:#06x}")
+        if event.sequence < self.ring.next:
             self.duplicates += 1
             return
-        if header.sequence - self.ring.next > MAX_SPAN or header.sequence + header.extent > MAX_SEQUENCE:
-            raise WireError(f"frame {header.sequence} where {self.ring.next} is next")
-        for gap in self.ring.gaps_until(header.sequence, begin_ns(header), LOST_ON_THE_WAY):
+        if event.sequence - self.ring.next > MAX_SPAN:
+            raise WireError(f"frame {event.sequence} where {self.ring.next} is next")
+        for gap in self.ring.gaps_until(event.sequence, begin_ns(event), LOST_ON_THE_WAY):
             self.holes += 1
             self._append(*gap)
-        self._append(frame, header)
+        self._append(frame, event)
 
-    def _append(self, frame: bytes, header: Header) -> None:
-        self.ring.append(frame, header)
+    def _append(self, frame: bytes, event: Block | Gap) -> None:
+        self.ring.append(frame, event)
         self.frames += 1
-        if header.kind == BLOCK:
-            self.scans += header.extent
+        if isinstance(event, Block):
+            self.scans += event.count
         else:
             self.gaps += 1
-            self.lost_scans += max(_LOST.unpack_from(frame, HEADER_BYTES)[0], 0)
+            self.lost_scans += max(event.lost, 0)
 
 
 class Backlog(Protocol):

@@ -4,6 +4,9 @@ It never waits for a client. Clock exchanges go first in every cycle and between
 questions; readings go out in slices, the clients in turn (`Delivery`). How far each client has come is kept by its
 cursors (`powerd_core.protocol`); since every request carries the client's own position, a client may be forgotten at
 any time without losing it anything.
+
+An answer that takes its time, since another process has to be asked, is a `Later`: it is sent when it has come, and
+everything goes on meanwhile.
 """
 
 from __future__ import annotations
@@ -11,16 +14,17 @@ from __future__ import annotations
 import errno
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import zmq
 
-from powerd_core.errors import VersionError, WireError
+from powerd_core.errors import PowerdError, VersionError, WireError
+from powerd_core.keys import AllowedClient
 from powerd_core.model import ClockExchange
 from powerd_core.protocol import Subscriber
 from powerd_core.wire import Message, Want, decode, encode
-from powerd_daemon.auth import MayRead, address_of, sender
+from powerd_daemon.auth import CallerOf, MayRead, address_of, sender
 from powerd_daemon.clock import Clock
 from powerd_daemon.ring import Store
 from powerd_daemon.sockets import Door, FloodGate, Sockets
@@ -33,8 +37,42 @@ MAX_CLIENTS = 64
 IDLE_NS = 30_000_000_000
 """A client that neither asked nor took anything for so long is forgotten; its next `Want` says where it is."""
 
-Answer = Callable[[Mapping[str, object]], bytes]
-"""A request's body to the answer's frame."""
+MAX_LATER = 32
+"""Answers that may be awaited at a time."""
+LATER_NS = 10_000_000_000
+"""Who asked is told that no answer came when it takes longer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Later:
+    """An answer that is yet to come.
+
+    ``begin`` is called at once, unless too many answers are awaited already: then nothing begins, and who asked is
+    told. It does not wait. It is given the function that takes the answer's frame, from any thread. A frame that comes
+    late, or for somebody who is gone, is dropped.
+    """
+
+    begin: Callable[[Callable[[bytes], None]], None]
+
+
+Answer = Callable[[Message, AllowedClient | None], bytes | Later]
+"""From a question, and who asks it by the key of its connection (None without keys), to the answer's frame.
+
+It runs in the serving loop: what could take a millisecond is a `Later`. Raises `PowerdError` to refuse.
+"""
+
+
+@dataclass(slots=True)
+class _Awaited:
+    """An answer that somebody waits for."""
+
+    asker: zmq.Frame
+    give_up_ns: int
+    frame: bytes | None = None
+
+    def give(self, frame: bytes) -> None:
+        self.frame = frame
+
 
 E = TypeVar("E", ClockExchange, Message, Want)
 
@@ -157,7 +195,13 @@ class Server:
     """Serves ``store`` to those who may read. ``subjects`` answers control messages."""
 
     def __init__(
-        self, sockets: Sockets, store: Store, clock: Clock, subjects: Mapping[str, Answer], may_read: MayRead
+        self,
+        sockets: Sockets,
+        store: Store,
+        clock: Clock,
+        subjects: Mapping[str, Answer],
+        may_read: MayRead,
+        caller_of: CallerOf = lambda _: None,
     ) -> None:
         self.delivery = Delivery(sockets.data, store, clock)
         self.flood = FloodGate()
@@ -173,6 +217,8 @@ class Server:
         self._clock = clock
         self._subjects = subjects
         self._may_read = may_read
+        self._caller_of = caller_of
+        self._awaited: list[_Awaited] = []
 
     def cycle(self) -> bool:
         """Answer, take requests, send one slice. True when there is more to send right now."""
@@ -183,9 +229,10 @@ class Server:
         return more
 
     def answer(self) -> None:
-        """Answer what waits on the clock and control sockets."""
+        """Answer what waits on the clock and control sockets, and send the answers that have come."""
         self.exchange_clocks()
         self._serve("control", self._sockets.control, Message, self._answer_question)
+        self._send_awaited()
 
     def exchange_clocks(self) -> None:
         """Answer what waits on the clock socket."""
@@ -230,25 +277,53 @@ class Server:
                 else:
                     self.garbage[name] += 1
                     answer = f"the {name} socket does not take a {type(event).__name__}"
-            if isinstance(answer, str):
-                answer = encode(Message("error", {"message": answer}, self._store.epoch))
             if answer is not None:
-                try:
-                    router.send_multipart([first.bytes, answer], zmq.NOBLOCK)
-                except zmq.ZMQError as error:
-                    # Whoever asked is gone, or does not read.
-                    if error.errno not in (errno.EAGAIN, errno.EHOSTUNREACH):
-                        raise
+                self._send(router, first, answer)
         door.served(SLICE_REQUESTS, is_drained=False)
+
+    def _send(self, router: zmq.Socket[bytes], first: zmq.Frame, answer: bytes | str) -> None:
+        """An answer's frame, or the words of a refusal, to whoever asked."""
+        if isinstance(answer, str):
+            answer = encode(Message("error", {"message": answer}, self._store.epoch))
+        try:
+            router.send_multipart([first.bytes, answer], zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            # Whoever asked is gone, or does not read.
+            if error.errno not in (errno.EAGAIN, errno.EHOSTUNREACH):
+                raise
 
     def _exchange_clock(self, exchange: ClockExchange, _: zmq.Frame, t2_ns: int) -> bytes:
         return encode(replace(exchange, epoch=self._store.epoch, t2_board_ns=t2_ns, t3_board_ns=self._clock.now_ns()))
 
-    def _answer_question(self, question: Message, _: zmq.Frame, _received_ns: int) -> bytes | str:
-        if question.subject in self._subjects:
-            return self._subjects[question.subject](question.body)
-        known = ", ".join(sorted(self._subjects))
-        return f"unknown subject {question.subject[:100]!r}: this powerd answers {known}"
+    def _answer_question(self, question: Message, first: zmq.Frame, received_ns: int) -> bytes | str | None:
+        if question.subject not in self._subjects:
+            known = ", ".join(sorted(self._subjects))
+            return f"unknown subject {question.subject[:100]!r}: this powerd answers {known}"
+        try:
+            answer = self._subjects[question.subject](question, self._caller_of(first))
+            if not isinstance(answer, Later):
+                return answer
+            if len(self._awaited) >= MAX_LATER:
+                return f"{MAX_LATER} answers are awaited here already: ask again later"
+            awaited = _Awaited(first, received_ns + LATER_NS)
+            answer.begin(awaited.give)
+        except PowerdError as error:
+            return str(error)
+        self._awaited.append(awaited)
+        return None
+
+    def _send_awaited(self) -> None:
+        """Send the answers that have come, and say so where none has come in time."""
+        still: list[_Awaited] = []
+        for awaited in self._awaited:
+            is_over = self._clock.now_ns() >= awaited.give_up_ns
+            if awaited.frame is None and not is_over:
+                still.append(awaited)
+            elif self._may_read(awaited.asker):  # it may have lost that right meanwhile
+                late = f"no answer came within {LATER_NS / 1e9:g} s"
+                answer = late if awaited.frame is None else awaited.frame
+                self._send(self._sockets.control, awaited.asker, answer)
+        self._awaited = still
 
     def _take_want(self, want: Want, first: zmq.Frame, _received_ns: int) -> str | None:
         return self.delivery.want(first, want) or None

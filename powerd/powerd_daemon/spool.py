@@ -36,11 +36,9 @@ from queue import SimpleQueue
 from typing import Any
 
 from powerd_core.errors import ConfigError
-from powerd_core.model import UNKNOWN_TIME_NS
+from powerd_core.model import UNKNOWN_TIME_NS, Block, Gap
 from powerd_core.protocol import Frames
 from powerd_core.wire import (
-    BLOCK,
-    GAP,
     MAX_SEQUENCE,
     Event,
     FrameReader,
@@ -263,14 +261,14 @@ def read_segment(epoch: int, begin: Places, end: Places | None, data: bytes) -> 
     # Every segment has a head, and a damaged stretch has no frame.
     cause = UNREADABLE if not data else MISSED if all(frames) else DAMAGED
     for frame in filter(None, frames):
-        header = read_header(frame)
-        if header.kind not in (BLOCK, GAP) or header.epoch != epoch or header.extent == 0:
+        event = decode(frame)  # one at a time: each holds its readings once more
+        if not isinstance(event, Block | Gap) or event.epoch != epoch or (isinstance(event, Block) and not event.count):
             continue
-        ring = rings.setdefault(header.stream, Ring(header.stream, epoch, sys.maxsize))
-        if header.sequence >= ring.next and (end is None or header.sequence < end.get(header.stream, START).next):
-            for gap in ring.gaps_until(header.sequence, begin_ns(header), cause):
+        ring = rings.setdefault(event.stream, Ring(event.stream, epoch, sys.maxsize))
+        if event.sequence >= ring.next and (end is None or event.sequence < end.get(event.stream, START).next):
+            for gap in ring.gaps_until(event.sequence, begin_ns(event), cause):
                 ring.append(*gap)
-            ring.append(frame, header)
+            ring.append(frame, event)
     for stream, place in (end or {}).items():
         ring = rings.setdefault(stream, Ring(stream, epoch, sys.maxsize))
         for gap in ring.gaps_until(place.next, place.t_last_ns, cause):

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 import zmq
 
 from powerd_core.errors import SensorError, WireError
-from powerd_core.model import Device, Stream
+from powerd_core.model import Block, Device, Gap, Stream
 from powerd_core.serde import from_document, to_document
-from powerd_core.wire import BLOCK, GAP, FrameReader, Garbage, Message, decode, read_header
+from powerd_core.wire import Event, FrameReader, Garbage, Message
 from powerd_daemon.clock import Clock
 from powerd_daemon.config import STREAMS_PER_SOURCE, Config, ServerConfig, SourceConfig
 from powerd_daemon.ring import Store
@@ -184,24 +184,25 @@ class Sampler:
                 self._drop(event.reason)
                 continue
             try:
-                self.take(frame)
+                self.take(event, frame)
             except WireError as error:
                 self._drop(str(error))
         return len(data) == SLICE_BYTES
 
-    def take(self, frame: bytes) -> None:
-        """Take one frame. Raises `WireError` for one that the sampler may not send."""
-        header = read_header(frame)
-        if header.kind in (BLOCK, GAP):
+    def take(self, event: Event, frame: bytes) -> None:
+        """Take one event and its frame. Raises `WireError` for one that the sampler may not send."""
+        if isinstance(event, Block | Gap):
             if self._is_foreign:
                 return
-            if all(header.stream != stream.number for stream in self.streams or ()):
-                raise WireError(f"a frame of stream {header.stream}, which it did not describe")
-            self._store.intakes[header.stream].accept(frame, header)
-            return
-        message = decode(frame)
-        if not isinstance(message, Message):
-            raise WireError(f"a {type(message).__name__}")
+            if all(event.stream != stream.number for stream in self.streams or ()):
+                raise WireError(f"a frame of stream {event.stream}, which it did not describe")
+            self._store.intakes[event.stream].accept(frame, event)
+        elif isinstance(event, Message):
+            self._hear(event)
+        else:
+            raise WireError(f"a {type(event).__name__}")
+
+    def _hear(self, message: Message) -> None:
         body = message.body
         if message.subject == "streams":
             self.has_opened = True

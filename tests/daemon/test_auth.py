@@ -108,6 +108,34 @@ def test_who_is_allowed_is_served_on_all_sockets(house: House, powerd: Running) 
     assert powerd.daemon.description.access == "keys"
 
 
+def test_an_answer_knows_who_asks_and_the_role_that_it_has_now(house: House, powerd: Running) -> None:
+    def tell(question: Message, caller: AllowedClient | None) -> bytes:
+        return encode(Message("who", {"who": [caller.name, caller.role] if caller else None}))
+
+    powerd.daemon._server._subjects["who"] = tell  # type: ignore[index]
+    url = endpoints(powerd)["control"]
+    for role, pair in house.pairs.items():
+        with dealer(url, Credentials(pair, house.server.public)) as made:
+            assert answer(made, Message("who")).body == {"who": [role, role]}
+    with dealer(url, Credentials(house.server, house.server.public)) as made:
+        assert answer(made, Message("who")).body == {"who": ["(this board)", "control"]}
+    with dealer(url, Credentials(house.pairs["read"], house.server.public)) as made:
+        assert answer(made, Message("who")).body == {"who": ["read", "read"]}
+        house.keys.write_clients({"lab": AllowedClient("lab", house.pairs["read"].public, "control")})
+        assert answer(made, Message("who")).body == {"who": ["lab", "control"]}
+
+
+def test_without_keys_nobody_is_known(tmp_path: Path) -> None:
+    with running(configuration(f'listen = "ipc://{tmp_path}/s"')) as powerd:
+        asked: list[AllowedClient | None] = []
+        powerd.daemon._server._subjects["who"] = lambda question, caller: (  # type: ignore[index]
+            asked.append(caller) or encode(Message("who"))
+        )
+        with dealer(endpoints(powerd)["control"]) as made:
+            answer(made, Message("who"))
+    assert asked == [None]
+
+
 @pytest.mark.parametrize("stranger", ["unknown key", "no keys", "another board's key"])
 def test_a_stranger_gets_nothing(house: House, powerd: Running, stranger: str) -> None:
     board = make_pair().public if stranger == "another board's key" else house.server.public

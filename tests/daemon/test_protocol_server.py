@@ -9,7 +9,7 @@ from steady_source import steady_stream
 
 from powerd_core import Block, Gap, Want, decode, encode
 from powerd_core.protocol import RETRY_MAX_NS, RETRY_MIN_NS, Subscriber
-from powerd_core.wire import CURRENT, read_header
+from powerd_core.wire import CURRENT
 from powerd_daemon.ring import Intake
 
 STREAM = steady_stream()
@@ -23,7 +23,7 @@ def filled(count: int, ring_bytes: int = 1 << 20) -> Intake:
     store = Intake(STREAM, 7, ring_bytes)
     for n in range(count):
         frame = encode(block(STREAM, n))
-        store.accept(frame, read_header(frame))
+        store.accept(frame, decode(frame))
     return store
 
 
@@ -46,7 +46,7 @@ def test_what_was_there_before_it_was_asked_for_is_replayed() -> None:
     assert (subscriber.frames, subscriber.replayed) == (3, 3)
     for n in range(5, 8):
         frame = encode(block(STREAM, n))
-        store.accept(frame, read_header(frame))
+        store.accept(frame, decode(frame))
     subscriber.want(Want(0, 0, 5, 50), store.ring)
     sent(subscriber, store)
     assert (subscriber.frames, subscriber.replayed) == (6, 3), "late is not again"
@@ -110,7 +110,7 @@ def test_no_silent_hole(ring_bytes: int, steps: list[tuple[object, ...]]) -> Non
                 elif kind == "repeat":
                     event = block(STREAM, max(at - n, 0))
                 frame = encode(event)
-                store.accept(frame, read_header(frame))
+                store.accept(frame, decode(frame))
             case ("send", int(n)):
                 cursor = subscriber.cursors.get((7, 0))
                 for _ in range(n if cursor else 0):

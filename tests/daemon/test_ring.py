@@ -7,7 +7,6 @@ from daemon_harness import block, following
 from steady_source import steady_stream
 
 from powerd_core import Block, Gap, WireError, decode, encode
-from powerd_core.wire import read_header
 from powerd_daemon.ring import FRAME_OVERHEAD_BYTES, LOST_ON_THE_WAY, Intake, Ring
 
 STREAM = steady_stream()
@@ -24,7 +23,7 @@ def intake(ring_bytes: int = 1 << 20) -> Intake:
 
 def put(store: Intake, event: Block | Gap) -> bytes:
     frame = encode(event)
-    store.accept(frame, read_header(frame))
+    store.accept(frame, decode(frame))
     return frame
 
 

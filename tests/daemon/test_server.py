@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,13 +12,14 @@ import zmq
 from daemon_harness import Client, block, following
 from steady_source import steady_stream
 
-from powerd_core import Block, ClockExchange, ConfigError, Gap, Message, Want, encode
-from powerd_core.wire import read_header
+from powerd_core import Block, ClockExchange, ConfigError, Gap, Message, SensorError, Want, encode
+from powerd_core.wire import decode
 from powerd_daemon.log import Console
 from powerd_daemon.ring import EVICTED, Store
-from powerd_daemon.server import IDLE_NS, MAX_CLIENTS, Server
+from powerd_daemon.server import IDLE_NS, LATER_NS, MAX_CLIENTS, MAX_LATER, Later, Server
 from powerd_daemon.sockets import SEND_HWM, bind_router, bind_sockets, bound_endpoint, release
 from powerd_daemon.sources.sim.bus import VirtualClock
+from support.steady import wait_for
 
 EPOCH = 7
 STREAM = steady_stream()
@@ -33,9 +35,9 @@ class Bench:
         self.sockets = bind_sockets(self.context, *(f"ipc://{directory}/{name}" for name in "cdt"))
         self.store = Store(EPOCH, ring_bytes)
         self.store.add(STREAM)
-        subjects = {"describe": lambda _: encode(Message("description", {"board": "b"}, EPOCH))}
+        self.subjects = {"describe": lambda question, caller: encode(Message("description", {"board": "b"}, EPOCH))}
         self.may_read = True
-        self.server = Server(self.sockets, self.store, self.clock, subjects, lambda _: self.may_read)
+        self.server = Server(self.sockets, self.store, self.clock, self.subjects, lambda _: self.may_read)
         self.console = Console(self.said, self.clock).__enter__()
         self.clients: list[Client] = []
 
@@ -59,7 +61,7 @@ class Bench:
         ring = self.store.intakes[0].ring
         for n in range(ring.next, ring.next + count):
             frame = encode(block(STREAM, n, EPOCH, scans))
-            self.store.intakes[0].accept(frame, read_header(frame))
+            self.store.intakes[0].accept(frame, decode(frame))
 
     def numbers(self, client: Client, count: int) -> list[int]:
         """Sequence numbers of the next frames a client gets."""
@@ -164,6 +166,108 @@ def test_the_number_of_clients_is_bounded_and_idle_ones_make_room(bench: Bench) 
     bench.fill(1)
     first.send(Want(0, 0, 0, 1))
     assert bench.numbers(first, 1) == [0]
+
+
+ANSWER = encode(Message("capped", {"watts": 200}, EPOCH))
+
+
+class Helper:
+    """Another process that is asked, as the server knows it: what was begun, and how each answer is given."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.given: list[Callable[[bytes], None]] = []
+        bench.subjects["cap"] = lambda question, caller: Later(self.given.append)
+
+
+def pump(bench: Bench, is_so: Callable[[], bool]) -> None:
+    """Turn until it is so."""
+    wait_for(lambda: (bench.turn(), is_so())[1])
+
+
+def test_readings_and_clocks_go_on_while_an_answer_takes_long(bench: Bench) -> None:
+    """The one who is asked blocks until all else was served, which would last for ever in the serving loop."""
+    is_all_served, has_begun = threading.Event(), threading.Event()
+
+    def begin(give: Callable[[bytes], None]) -> None:
+        def work() -> None:
+            has_begun.set()
+            is_all_served.wait()
+            give(ANSWER)
+
+        threading.Thread(target=work, daemon=True).start()
+
+    bench.subjects["cap"] = lambda question, caller: Later(begin)
+    asker, reader, clock, other = (bench.client(name) for name in ("control", "data", "clock", "control"))
+    asker.send(Message("cap"))
+    pump(bench, has_begun.is_set)
+    bench.fill(100)
+    reader.send(Want(0, 0, 0, 1000))
+    assert bench.numbers(reader, 100) == list(range(100))
+    assert isinstance(clock.ask(ClockExchange(0, 1)), ClockExchange)
+    assert other.ask(Message("describe")).subject == "description"
+    assert asker.receive(QUIET_S) is None
+    is_all_served.set()
+    assert asker.receive() == Message("capped", {"watts": 200}, EPOCH)
+
+
+def test_no_more_answers_are_awaited_than_there_is_room_for_and_what_is_refused_never_begins(bench: Bench) -> None:
+    helper, client = Helper(bench), bench.client("control")
+    for _ in range(MAX_LATER):
+        client.send(Message("cap"))
+    pump(bench, lambda: len(helper.given) == MAX_LATER)
+    refused = client.ask(Message("cap"))
+    assert refused.body["message"] == f"{MAX_LATER} answers are awaited here already: ask again later"
+    assert len(helper.given) == MAX_LATER
+    helper.given[0](ANSWER)
+    assert client.receive().subject == "capped"
+    client.send(Message("cap"))
+    pump(bench, lambda: len(helper.given) == MAX_LATER + 1)
+
+
+def test_an_answer_that_does_not_come_is_told_once_and_makes_room(bench: Bench) -> None:
+    helper, client = Helper(bench), bench.client("control")
+    client.send(Message("cap"))
+    pump(bench, lambda: len(helper.given) == 1)
+    bench.clock.t_ns += LATER_NS
+    assert client.receive().body["message"] == "no answer came within 10 s"
+    helper.given[0](ANSWER)
+    assert client.receive(QUIET_S) is None
+    assert bench.server._awaited == []
+
+
+def test_who_is_gone_loses_the_answer_silently(bench: Bench) -> None:
+    helper, gone, other = Helper(bench), bench.client("control"), bench.client("control")
+    gone.send(Message("cap"))
+    pump(bench, lambda: len(helper.given) == 1)
+    bench.clients.remove(gone)
+    gone.close()
+    helper.given[0](ANSWER)
+    assert other.ask(Message("describe")).subject == "description"
+    assert bench.server._awaited == []
+    assert bench.said.getvalue() == ""
+
+
+def test_who_may_read_no_longer_gets_no_answer_either(bench: Bench) -> None:
+    helper, client = Helper(bench), bench.client("control")
+    client.send(Message("cap"))
+    pump(bench, lambda: len(helper.given) == 1)
+    bench.may_read = False
+    helper.given[0](ANSWER)
+    bench.turn()
+    bench.may_read = True
+    assert client.receive(QUIET_S) is None
+
+
+def test_an_answer_may_refuse_in_its_own_words(bench: Bench) -> None:
+    def refuse(*_: object) -> bytes:
+        raise SensorError("the helper is not running")
+
+    bench.subjects |= {"cap": refuse, "later": lambda question, caller: Later(refuse)}
+    client = bench.client("control")
+    for subject in ("cap", "later"):
+        answer = client.ask(Message(subject))
+        assert (answer.subject, answer.body["message"]) == ("error", "the helper is not running")
+    assert bench.server._awaited == []
 
 
 class _Identity:

@@ -16,7 +16,7 @@ from steady_source import steady_stream
 
 from powerd_core import Block, ConfigError, Gap, Message, decode, encode
 from powerd_core.model import UNKNOWN_TIME_NS
-from powerd_core.wire import FrameReader, read_header
+from powerd_core.wire import FrameReader
 from powerd_daemon.log import Console
 from powerd_daemon.ring import EVICTED, Store
 from powerd_daemon.sources.sim.bus import VirtualClock
@@ -63,7 +63,7 @@ class Bench:
     def fill(self, count: int, scans: int = 3) -> None:
         for n in range(self.intake.ring.next, self.intake.ring.next + count):
             frame = encode(block(STREAM, n, self.epoch, scans))
-            self.intake.accept(frame, read_header(frame))
+            self.intake.accept(frame, decode(frame))
 
     def turn(self, seconds: float = COLLECT_NS / 1e9) -> None:
         self.clock.t_ns += int(seconds * SECOND_NS)

@@ -38,10 +38,12 @@ def _send(picker: Picker, clock: VirtualClock) -> None:
     store = Store(EPOCH, _RING_BYTES)
     sampler = Sampler(SourceConfig("sim", "sim", {}, "x"), 0, store, clock)
     streams = {"streams": to_document(STREAMS), "devices": []}
-    sampler.take(message("streams", streams))
+    described = message("streams", streams)
+    sampler.take(decode(described), described)
     for _ in range(picker.below(24)):
+        frame = _frame(picker, store)
         try:
-            sampler.take(_frame(picker, store))
+            sampler.take(decode(frame), frame)
         except WireError:
             continue
     for number, intake in store.intakes.items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import zmq
@@ -12,10 +13,10 @@ import zmq
 from fuzzing.frames import EPOCH, STREAMS, any_frame, good_block, likely_gap, message, sealed
 from fuzzing.picker import Picker, spoiled
 from powerd_core import wire
-from powerd_core.wire import read_header
+from powerd_core.wire import decode
 from powerd_daemon.log import Console
 from powerd_daemon.ring import Store
-from powerd_daemon.server import MAX_CLIENTS, Server
+from powerd_daemon.server import MAX_CLIENTS, MAX_LATER, Later, Server
 from powerd_daemon.sockets import Sockets
 from powerd_daemon.sources.sim.bus import VirtualClock
 
@@ -57,12 +58,14 @@ def _serve(picker: Picker, clock: VirtualClock) -> None:
         store.add(stream)
         for n in range(12):
             frame = wire.encode(good_block(stream, n, 1_000_000 * n))
-            store.intakes[stream.number].accept(frame, read_header(frame))
+            store.intakes[stream.number].accept(frame, decode(frame))
     control, door, clocks = (FakeRouter(picker) for _ in range(3))
     sockets: Any = Sockets(control, door, clocks)  # type: ignore[arg-type]
     answer = wire.encode(wire.Message("description", {"board": "b"}, EPOCH))
     may_read = picker.below(3) > 0
-    server = Server(sockets, store, clock, {"describe": lambda _: answer}, lambda _: may_read)
+    given: list[Callable[[bytes], None]] = []
+    subjects = {"describe": lambda question, caller: answer, "stats": lambda question, caller: Later(given.append)}
+    server = Server(sockets, store, clock, subjects, lambda _: may_read)
     asked = 0
     for _ in range(picker.below(5)):
         for _ in range(picker.below(100)):
@@ -78,12 +81,15 @@ def _serve(picker: Picker, clock: VirtualClock) -> None:
                 break
         else:
             raise AssertionError("the server does not come to rest")
+        for give in given[::2]:
+            give(answer)
         clock.t_ns += picker.one_of((0, 1_000_000_000, 31_000_000_000))
     for parts in control.sent + door.sent + clocks.sent:
         wire.decode(parts[-1])
     assert len(server.delivery.subscribers) <= MAX_CLIENTS
     assert all(len(s.cursors) <= 2 * len(STREAMS) for s in server.delivery.subscribers.values())
     assert len(control.sent) + len(clocks.sent) <= asked
+    assert len(server._awaited) <= MAX_LATER
 
 
 def _parts(picker: Picker) -> list[bytes]:
