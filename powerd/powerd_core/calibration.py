@@ -12,7 +12,7 @@ from typing import Literal
 
 from powerd_core.errors import ConfigError
 from powerd_core.model import Accuracy, ShuntConversion
-from powerd_core.serde import option
+from powerd_core.serde import option, toml_table
 
 SPAN_K = 15.0
 """A calibration is meant to hold this far around the temperature at which it was taken."""
@@ -291,6 +291,20 @@ class GpuFile:
         responses = {(r.uuid, r.driver, r.field): r for r in (*self.response, *new.response)}
         gains = {(g.uuid, g.field): g for g in (*self.gain, *new.gain)}
         return GpuFile(tuple(responses.values()), tuple(gains.values()))
+
+
+GPUS_FILE = "gpus.toml"
+"""What a `GpuFile` is called in the directory of powerd's keys, where the source nvml finds it."""
+_GPUS_HEAD = """\
+# What `powerd identify` and `powerd calibrate gpu0` found of GPUs; the source nvml reads it here, or where its option
+# calibration says.
+"""
+
+
+def gpus_text(file: GpuFile) -> str:
+    """The contents of the file."""
+    tables = [toml_table(f"[[{name}]]", row) for name in ("response", "gain") for row in getattr(file, name)]
+    return "\n".join([_GPUS_HEAD, *tables])
 
 
 def recalibrated(

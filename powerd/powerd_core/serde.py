@@ -13,6 +13,7 @@ types, and what would surface far away: in a division, a group of the run file, 
 
 from __future__ import annotations
 
+import json
 import tomllib
 import types
 import typing
@@ -85,6 +86,17 @@ def parse_toml(text: str) -> dict[str, Any]:
             # Most texts become names of files and ports, which end at such a character or refuse it.
             raise tomllib.TOMLDecodeError(f"{_shown(value)} has a NUL character")
     return document
+
+
+def toml_table(head: str, value: Any) -> str:
+    """A dataclass of numbers and texts as a TOML table; dataclasses in it are left to tables of their own."""
+    rows = [head]
+    for f in fields(value):
+        inner = getattr(value, f.name)
+        if inner is not None and not is_dataclass(inner):
+            # JSON's numbers and strings are TOML's, but for one control character.
+            rows.append(f"{f.name} = {json.dumps(inner, ensure_ascii=False)}".replace("\x7f", "\\u007f"))
+    return "\n".join(rows) + "\n"
 
 
 def check_json(document: Any) -> None:

@@ -3,38 +3,35 @@
 Readings are taken as currents by the nominal conversion (no offset, gain 1). They are judged first: nothing saturated,
 enough of them, and steady. What follows for a sensor is a point at no load (its zero) or at a reference (its gain).
 
-`powerd calibrate gpu0` and `powerd identify` keep what the analytics find of a GPU. These are no part of this package:
-they are found as entry points.
+`powerd calibrate gpu0` is done by the analytics, which are no part of this package: they add their options to these.
 """
 
 from __future__ import annotations
 
 import argparse
 import re
-import sys
 from array import array
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from importlib.metadata import entry_points
 from math import hypot, isfinite, nan, sqrt
 from pathlib import Path
 from socket import gethostname
 from statistics import fmean, stdev
 from time import gmtime, strftime
-from typing import Any
 
-from powerd_core.calibration import Calibration, CalibrationFile, GpuFile, Point, SensorCalibration
+from powerd_core.calibration import Calibration, CalibrationFile, Point, SensorCalibration
 from powerd_core.errors import ConfigError, SensorError
 from powerd_core.model import BAD, Block, Flag, ShuntConversion, Stream, columns
 from powerd_core.text import printable
 from powerd_daemon.clock import Clock, SystemClock
+from powerd_daemon.commands import entry_point
 from powerd_daemon.config import load_config, make_source
 from powerd_daemon.sources.base import Source, Start, find_source
 from powerd_daemon.sources.ina.chips import Settings
 from powerd_daemon.sources.ina.sensor_accuracy import Sensor, accuracy, bus_number, load_calibration, save_calibration
 from powerd_daemon.sources.ina.source import RailsSource
 from powerd_daemon.sources.node.source import NodeSensor, NodeSource
-from powerd_daemon.sources.nvml.gpu_file import gpu_file_path, save_gpus
 from powerd_daemon.sources.sim.source import SimSource
 
 PARTS = 10
@@ -192,11 +189,46 @@ def _read_reference(arguments: argparse.Namespace) -> None:
     arguments.reference_a, arguments.reference_w = (number or None if match[2] == unit else None for unit in "AW")
 
 
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `powerd calibrate`."""
+    parser.description = (
+        "Reads the lines of a configuration at a known load and stores what follows in a calibration file. Of a GPU, "
+        "holds what its driver says against the card's rails, a wall meter or a stated power."
+    )
+    parser.epilog = "powerd calibrate gpu0 --reference rails --run run.h5"
+    target = "the configuration that names the lines, or a GPU such as gpu0"
+    parser.add_argument("file", type=Path, metavar="FILE|GPU", help=target)
+    load = parser.add_mutually_exclusive_group(required=True)
+    load.add_argument("--zero", action="store_true", help="no load: nothing flows through the shunts")
+    reference = "of a GPU: rails, wall, or watts; of a line: 0, or as in 5.0021A, 250W"
+    load.add_argument("--reference", metavar="WHAT", help=reference)
+    load.add_argument("--reference-a", type="number", metavar="A", help="the true current of one line, in amperes")
+    load.add_argument("--reference-w", type="number", metavar="W", help="the true power of one line, in watts")
+    relative = "relative standard uncertainty of the reference (0.001 is 0.1 %%)"
+    parser.add_argument("--reference-u", type="number", metavar="U", help=relative)
+    at_shunts = "temperature at the shunts, in degrees Celsius (not of a GPU)"
+    parser.add_argument("--temperature-c", type="number", metavar="C", help=at_shunts)
+    lines = "a line (default with --zero: all)"
+    parser.add_argument("--line", action="append", default=[], metavar="NAME", help=lines)
+    duration = "how many seconds to read (default 10)"
+    parser.add_argument("--seconds", type="number", default=10.0, metavar="S", help=duration)
+    written = "the calibration file to write (of a GPU by default gpus.toml beside the keys)"
+    parser.add_argument("--out", type=Path, metavar="FILE", help=written)
+    with suppress(ConfigError):
+        entry_point("calibrate").add_arguments(parser)
+
+
+def run(arguments: argparse.Namespace) -> int | None:
+    """Calibrate lines, or a GPU. Raises `PowerdError`."""
+    if re.fullmatch(r"gpu\d+", str(arguments.file)):
+        status: int | None = entry_point("calibrate").run(arguments)
+        return status
+    calibrate_lines(arguments)
+    return None
+
+
 def calibrate_lines(arguments: argparse.Namespace, clock: Clock | None = None) -> None:
     """All or nothing: a line whose readings will not do leaves the file as it was. Raises `PowerdError`."""
-    if re.fullmatch(r"gpu\d+", str(arguments.file)):
-        _calibrate_gpu(arguments)
-        return
     _read_reference(arguments)
     reference = arguments.reference_a or arguments.reference_w or 0.0
     if not arguments.zero and (reference <= 0 or arguments.reference_u is None or len(arguments.line) != 1):
@@ -253,54 +285,3 @@ def calibrate_lines(arguments: argparse.Namespace, clock: Clock | None = None) -
             f"{printable(record.line):<22} {record.offset_a * 1000:10.3f} {u_offset:>7} {record.gain:9.6f} {u_gain:>7}"
         )
     print(f'written to {arguments.out}; load it in the [[source]] with: calibration = "{arguments.out.absolute()}"')
-
-
-def _ask_analytics(command: str) -> Any:
-    """The function behind a command. Raises `ConfigError` where it is not installed."""
-    try:
-        (point,) = entry_points(group="powerd.commands", name=command)
-        return point.load()
-    except (ValueError, ImportError) as error:
-        raise ConfigError(f"powerd {command} needs the analytics: pip install 'powerd[analytics]'") from error
-
-
-def identify(arguments: argparse.Namespace) -> None:
-    """Run random loads, print what they tell, and keep it. Raises `PowerdError`."""
-    try:
-        results = _ask_analytics("identify")(arguments.gpu, arguments.seconds, arguments.run)
-    except KeyboardInterrupt:
-        print("powerd identify: interrupted; nothing was stored", file=sys.stderr)
-        raise
-    path = gpu_file_path(arguments.out or "")
-    for r in results:
-        age = f"centre {r.age_ms:.2f} ± {r.u95_age_ms:.2f} ms"
-        print(f"{arguments.gpu}.{r.field:<13} {printable(r.text)}, {age}, residual {r.residual_w:.1f} W")
-    save_gpus(path, GpuFile(response=tuple(results)))
-    _say_where(path, bool(arguments.out))
-
-
-def _calibrate_gpu(arguments: argparse.Namespace) -> None:
-    """Hold the driver's power against a reference, print the gains, and keep them. Raises `PowerdError`."""
-    what = arguments.reference or (arguments.reference_w and str(arguments.reference_w))
-    if not what:
-        raise ConfigError(f"{arguments.file}: a GPU is calibrated with --reference rails, wall or WATTS")
-    results = _ask_analytics("calibrate")(
-        str(arguments.file),
-        what.removesuffix("W"),
-        u=arguments.reference_u or 0.0,
-        efficiency=arguments.efficiency or 0.0,
-        u_efficiency=arguments.efficiency_u or 0.0,
-        run=arguments.run,
-        url=arguments.url,
-        seconds=arguments.seconds,
-    )
-    path = gpu_file_path(arguments.out or "")
-    for g in results:
-        print(f"{arguments.file}.{g.field:<13} gain {g.gain:.4f} ± {1.96 * g.u_gain:.2%} by {printable(g.reference)}")
-    save_gpus(path, GpuFile(gain=tuple(results)))
-    _say_where(path, bool(arguments.out))
-
-
-def _say_where(path: Path, is_told: bool) -> None:
-    option = f'; load it in the [[source]] of kind nvml with: calibration = "{path.absolute()}"' if is_told else ""
-    print(f"± is 95 %; written to {path}{option}")

@@ -1,4 +1,4 @@
-"""The `powerd` command: its parser, the commands that only ask or print, and `powerd run`.
+"""The `powerd` command: `powerd run`, and the commands that only ask or print (`powerd_daemon.commands` has all).
 
 What a command needs beyond that is imported when it runs: the process that serves loads no other command.
 """
@@ -13,45 +13,20 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from importlib import import_module
-from importlib.metadata import entry_points
-from math import isfinite, nan
 from pathlib import Path
 from textwrap import fill
-from typing import Any, NoReturn
 
 from powerd_core.errors import ConfigError, PowerdError
-from powerd_core.keys import ROLES
 from powerd_core.model import Description
 from powerd_core.serde import describe_options, read_description
-from powerd_core.text import LEGIBLE, did_you_mean, printable, register_legible
-from powerd_daemon.config import DEFAULT_LISTEN, NOTHING, Config, ServerConfig, load_config, release, source_config
+from powerd_core.text import LEGIBLE, printable, register_legible
+from powerd_daemon.commands import Command, add_format_option, add_keys_option, load, make_parser
+from powerd_daemon.config import DEFAULT_LISTEN, NOTHING, Config, ServerConfig, load_config, source_config
 from powerd_daemon.sources.base import find_source, kinds
 
 WIDTH = 100
-_COMMANDS = {
-    "run": "cli:_run",
-    "sources": "cli:_sources",
-    "describe": "cli:_describe",
-    "stats": "cli:_stats",
-    "completion": "cli:_completion",
-    "plan": "plan:plan",
-    "scan": "scan:scan",
-    "check": "diagnostics:check",
-    "calibrate": "calibrate:calibrate_lines",
-    "identify": "calibrate:identify",
-    "keys": "keygen:keys",
-    "pmlib": "cli:_pmlib",
-}
-"""The function of each command, which is given its arguments, and the module that is imported for it."""
-_GROUPS = {
-    "measure": ("run", "describe", "stats", "pmlib"),
-    "set up": ("scan", "plan", "calibrate", "identify", "check", "sources"),
-    "other": ("keys", "completion"),
-}
-"""The commands as `powerd --help` lists them."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -63,10 +38,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if words[:1] == ["config-check"]:  # what it was called before
         words = ["check", "--file-only", *words[1:]]
     try:
-        arguments = make_parser().parse_args(words)
-        module, _, function = _COMMANDS[arguments.command].partition(":")
-        command = getattr(import_module(f"powerd_daemon.{module}"), function)
-        status: int = command(arguments) or 0
+        arguments = make_parser(words[:1]).parse_args(words)
+        status = load(arguments.command).run(arguments) or 0
         if sys.stdout is not None:  # nobody has closed it
             sys.stdout.flush()
     except PowerdError as error:
@@ -86,238 +59,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     return status
 
 
-class Parser(argparse.ArgumentParser):
-    """Says what is wrong in the first line, then how it is used; exit status 2. Its help ends with an example."""
-
-    def __init__(self, *, example: str = "", **settings: Any) -> None:
-        super().__init__(**settings, allow_abbrev=False)
-        self.example = example
-
-    def format_help(self) -> str:
-        # Not as the epilog, which is folded: an example is there to be copied.
-        return f"{super().format_help()}\nFor example: {self.example}\n"
-
-    def error(self, message: str) -> NoReturn:
-        print(f"{self.prog}: {message}\n{' '.join(self.format_usage().split())}", file=sys.stderr)
-        sys.exit(2)
-
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Refuses what it does not know. argparse parses a command's options by this method of the command's parser,
-        so the refusal names the command."""
-        known, unknown = super().parse_known_args(args, namespace)
-        if unknown:
-            options = [o for o in self._option_string_actions if o.startswith("--")]
-            kind = "option" if unknown[0].startswith("-") else "argument"
-            self.error(f"unknown {kind} {unknown[0]}{did_you_mean(unknown[0], options)}")
-        return known, unknown
-
-
-def make_parser() -> Parser:
-    """All commands and options of `powerd`."""
-    parser = Parser(
-        prog="powerd",
-        description="Reads power sensors and serves their readings to powerd's clients.",
-        example="powerd run --sim",
-        usage="powerd COMMAND ...",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--version", action="version", version=f"powerd {release()}")
-    commands = parser.add_subparsers(
-        dest="command", metavar="COMMAND", required=True, parser_class=Parser, prog="powerd", help=argparse.SUPPRESS
-    )
-    purposes: dict[str, str] = {}
-
-    def add(name: str, what: str, example: str, description: str = "") -> Parser:
-        purposes[name] = what
-        return commands.add_parser(name, help=what, description=description or what, example=f"powerd {name}{example}")
-
-    run = add("run", "measure and serve until Ctrl-C", " --config powerd.toml --spool /var/lib/powerd/spool")
+def _run_options(run: argparse.ArgumentParser) -> None:
+    run.epilog = "powerd run --config powerd.toml --spool /var/lib/powerd/spool"
     what = run.add_mutually_exclusive_group(required=True)
     what.add_argument("--config", type=Path, metavar="FILE", help="what to measure (docs/reference/configuration.md)")
     what.add_argument("--sim", action="store_true", help="measure the simulated graphics card")
     run.add_argument("--listen", metavar="URL", help=f"tcp://HOST:PORT or ipc:///PATH (default {DEFAULT_LISTEN})")
-    run.add_argument("--ring-mib", type=_finite, metavar="N", help="memory for each stream's latest readings, in MiB")
+    run.add_argument("--ring-mib", type="number", metavar="N", help="memory for each stream's latest readings, in MiB")
     run.add_argument("--spool", type=Path, metavar="DIR", help="keep readings on disk, so that they outlive powerd")
-    _add_keys_option(run)
+    add_keys_option(run)
     run.add_argument("--insecure", action="store_true", help="let anyone who reaches the addresses read, without keys")
     run.add_argument("--parent-pid", type=int, metavar="PID", help="end when this process is gone")
-    run.add_argument("--rate-hz", type=_finite, metavar="HZ", help="with --sim: scans a second")
+    run.add_argument("--rate-hz", type="number", metavar="HZ", help="with --sim: scans a second")
     run.add_argument("--waveform", metavar="NAME", help="with --sim: the load's waveform")
     run.add_argument("--seed", type=int, metavar="N", help="with --sim: seed of the load")
     run.add_argument("--quiet", action="store_true", help="say nothing but what goes wrong")
-
-    add("sources", "list the kinds of source and their options", "")
-    for name, says, example in (
-        ("describe", "what a running powerd measures", " tcp://board:7360"),
-        ("stats", "how a running powerd is doing", " tcp://board:7360 --format json"),
-    ):
-        ask = add(name, says, example)
-        ask.add_argument("url", nargs="?", default=DEFAULT_LISTEN, metavar="URL", help=f"default {DEFAULT_LISTEN}")
-        _add_format_option(ask)
-        _add_keys_option(ask)
-
-    plan = add("plan", "what the buses of a configuration can do, and how exactly", " powerd.toml --load gpu0=250")
-    plan.add_argument("file", type=Path, metavar="FILE", help="a configuration")
-    loads = "expected power of a line or a device, in watts"
-    plan.add_argument("--load", type=_load, action="append", default=[], metavar="NAME=W", help=loads)
-    adapters = "how I2C adapters read: combined, as a BeagleBone's, or single, as a Raspberry Pi's (default)"
-    plan.add_argument("--adapter", choices=("combined", "single"), help=adapters)
-    scan = add(
-        "scan",
-        "what answers on the I2C buses, and what it is",
-        " 2 --format toml",
-        "Reads, and writes nothing but register pointers, at the addresses 0x40 to 0x4f. Addresses held by a kernel "
-        "driver are left alone. Stop a powerd that reads this bus first: it counts on pointers staying in place.",
-    )
-    scan.add_argument("bus", nargs="*", type=int, metavar="BUS", help="number N of /dev/i2c-N (default: all)")
-    scan.add_argument("--sim", action="store_true", help="the simulated card's bus, to rehearse on")
-    _add_format_option(scan, toml="[[source]] tables for a configuration")
-    check = add(
-        "check",
-        "what is wrong with a configuration or this machine, and what to do",
-        " powerd.toml",
-        "Looks at the configuration, devices, buses, sensors, RAPL, GPUs, scheduler and disk. Status 1 when something "
-        "fails. Probes sensors as `powerd scan` does, unless the configuration's powerd is running.",
-    )
-    check.add_argument("file", type=Path, nargs="?", metavar="FILE", help="a configuration to check against")
-    check.add_argument("--file-only", action="store_true", help="look at the file alone: it is for another machine")
-    check.add_argument("--directory", type=Path, default=Path(), metavar="DIR", help="where runs go (default: here)")
-    _add_format_option(check)
-
-    calibrate = add(
-        "calibrate",
-        "zero and gain of sensors or of a GPU's driver against a reference",
-        " gpu0 --reference rails --run run.h5",
-        "Reads the lines of a configuration at a known load and stores what follows in a calibration file. Of a GPU, "
-        "holds what its driver says against the card's rails, a wall meter or a stated power.",
-    )
-    target = "the configuration that names the lines, or a GPU such as gpu0"
-    calibrate.add_argument("file", type=Path, metavar="FILE|GPU", help=target)
-    load = calibrate.add_mutually_exclusive_group(required=True)
-    load.add_argument("--zero", action="store_true", help="no load: nothing flows through the shunts")
-    reference = "of a GPU: rails, wall, or watts; of a line: 0, or as in 5.0021A, 250W"
-    load.add_argument("--reference", metavar="WHAT", help=reference)
-    load.add_argument("--reference-a", type=_finite, metavar="A", help="the true current of one line, in amperes")
-    load.add_argument("--reference-w", type=_finite, metavar="W", help="the true power of one line, in watts")
-    relative = "relative standard uncertainty of the reference (0.001 is 0.1 %%)"
-    calibrate.add_argument("--reference-u", type=_finite, metavar="U", help=relative)
-    at_shunts = "temperature at the shunts, in degrees Celsius (not of a GPU)"
-    calibrate.add_argument("--temperature-c", type=_finite, metavar="C", help=at_shunts)
-    supply = "with a wall meter: efficiency of the power supply at this load, such as 0.93"
-    calibrate.add_argument("--efficiency", type=_finite, metavar="E", help=supply)
-    relative = "its relative standard uncertainty"
-    calibrate.add_argument("--efficiency-u", type=_finite, metavar="U", help=relative)
-    calibrate.add_argument("--run", type=Path, metavar="FILE", help="of a GPU: a run with both, in place of recording")
-    both = "of a GPU: the powerd that reads both it and the reference; several where they are apart"
-    calibrate.add_argument("--url", action="append", metavar="URL", help=both)
-    lines = "a line (default with --zero: all)"
-    calibrate.add_argument("--line", action="append", default=[], metavar="NAME", help=lines)
-    duration = "how many seconds to read (default 10)"
-    calibrate.add_argument("--seconds", type=_finite, default=10.0, metavar="S", help=duration)
-    written = "the calibration file to write (of a GPU by default gpus.toml beside the keys)"
-    calibrate.add_argument("--out", type=Path, metavar="FILE", help=written)
-    identify = add(
-        "identify",
-        "how a GPU's driver sees its power, from random loads",
-        " gpu0",
-        "Runs random loads on an idle GPU (matrix products, copies, waits of 2.5 to 90 ms), fits how the driver's "
-        "readings follow them, and stores the delay and the time constant for every later run. It sets nothing on the "
-        "GPU. Needs powerd[analytics,torch].",
-    )
-    identify.add_argument("gpu", nargs="?", default="gpu0", metavar="GPU", help="gpu0, gpu1, ... (default gpu0)")
-    identify.add_argument("--seconds", type=_finite, default=90.0, metavar="S", help="of loads (default 90)")
-    identify.add_argument(
-        "--run", type=Path, metavar="FILE", help="fit a run file of such loads instead of running them"
-    )
-    gpu_file = "file to write (default: gpus.toml beside the keys, where every later run finds it)"
-    identify.add_argument("--out", type=Path, metavar="FILE", help=gpu_file)
-    _add_keys(add)
-    pmlib = add(
-        "pmlib",
-        "let programs of pmlib's C library measure with a powerd",
-        " tcp://board:7360",
-        "Listens where programs that were compiled against pmlib's C library look for its server. Each of their "
-        "counters leaves a run file, pmlib.h5, pmlib-2.h5 and so on. Needs powerd[client].",
-    )
-    pmlib.add_argument("url", nargs="?", default=DEFAULT_LISTEN, metavar="URL", help=f"default {DEFAULT_LISTEN}")
-    listen = "where to listen for them (default 127.0.0.1:6526); the protocol has no keys"
-    pmlib.add_argument("--listen", default="127.0.0.1:6526", metavar="HOST:PORT", help=listen)
-    pmlib.add_argument("--directory", type=Path, default=Path(), metavar="DIR", help="where the run files go")
-
-    completion = add(
-        "completion",
-        "print a script that lets a shell complete commands and options",
-        " bash",
-        "Prints a script that lets the shell complete commands, options and their choices by the tab key; "
-        "in ~/.bashrc: source <(powerd completion bash)",
-    )
-    completion.add_argument("shell", choices=("bash", "zsh", "fish"), metavar="SHELL", help="bash, zsh, fish")
-    for title, names in _GROUPS.items():
-        assert parser.description is not None
-        parser.description += f"\n\n{title}:\n" + "\n".join(f"  {name:<12}{purposes[name]}" for name in names)
-    return parser
-
-
-def _add_format_option(parser: argparse.ArgumentParser, **more: str) -> None:
-    formats = {"text": "for people", "json": "for programs", **more}
-    says = ", ".join(f"{name} ({what})" for name, what in formats.items())
-    parser.add_argument("--format", choices=tuple(formats), default="text", help=f"{says}; default text")
-    for name in list(formats)[1:]:  # what it was called before
-        parser.add_argument(f"--{name}", dest="format", action="store_const", const=name, help=argparse.SUPPRESS)
-
-
-def _add_keys_option(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--keys", metavar="DIR", help="directory of keys (default $POWERD_KEYS, else ~/.config/powerd)")
-
-
-def _add_keys(add_command: Any) -> None:
-    keys = add_command(
-        "keys",
-        "make, list, allow and revoke keys",
-        " list",
-        "Whoever reads a board from another machine needs keys: the board its own, each client its own, "
-        "the client's public key allowed on the board and the board's trusted on the client: docs/howto/security.md.",
-    )
-    actions = keys.add_subparsers(dest="action", metavar="ACTION", required=True, parser_class=Parser)
-
-    def add(name: str, what: str, example: str, /, **arguments: str) -> Any:
-        action = actions.add_parser(name, help=what, description=what, example=f"powerd keys {name}{example}")
-        _add_keys_option(action)
-        for argument, help_text in arguments.items():
-            action.add_argument(argument, metavar=argument.upper(), help=help_text)
-        return action
-
-    server = add("server", "on a board: make its keys once, and say what clients have to run", " --address board:7360")
-    under = "under which clients reach this board (default this host's name, 7360)"
-    server.add_argument("--address", metavar="HOST:PORT", help=under)
-    client = add("client", "on a client: make its keys once, and say what the board has to run", " --name lab")
-    client.add_argument("--name", metavar="NAME", help="how boards shall call this client (default this host's name)")
-    key = "its public key, in single quotes"
-    allow = add("allow", "on a board: let a client in", " lab 'CLIENT_KEY'", name="of the client, for lists", key=key)
-    allow.add_argument("--role", choices=ROLES, help="read (default): readings; control: nothing more today")
-    add("revoke", "on a board: shut a client out, at once", " lab", name="of the client")
-    say, address = "on a client: say which key a board has", "HOST:PORT as in tcp://HOST:PORT"
-    trust = add("trust", say, " board:7360 'BOARD_KEY'", address=address, key=key)
-    trust.add_argument("--replace", action="store_true", help="also where another key is trusted")
-    add("list", "list all public keys of the directory, and what each may do", " --keys /var/lib/powerd/keys")
-
-
-def _finite(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = nan
-    if not isfinite(number):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number")
-    return number
-
-
-def _load(text: str) -> tuple[str, float]:
-    name, _, watts = text.rpartition("=")
-    power_w = _finite(watts)
-    if not name or power_w < 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=WATTS, such as gpu0=250")
-    return name, power_w
 
 
 def _run(arguments: argparse.Namespace) -> None:
@@ -388,6 +144,10 @@ def run_config(arguments: argparse.Namespace) -> Config:
     return replace(config, server=server)
 
 
+def _sources_options(sources: argparse.ArgumentParser) -> None:
+    sources.epilog = "powerd sources"
+
+
 def _sources(_: argparse.Namespace) -> None:
     for kind in kinds():
         try:
@@ -409,15 +169,14 @@ def _indented(text: str, indent: str) -> str:
     return fill(" ".join(text.split()), WIDTH, initial_indent=indent, subsequent_indent=indent)
 
 
-def _pmlib(arguments: argparse.Namespace) -> int:
-    """The server is a part of the client, which this package does not import: it is found as an entry point."""
-    try:
-        (point,) = entry_points(group="powerd.commands", name="pmlib")
-        serve = point.load()
-    except (ValueError, ImportError) as error:
-        raise ConfigError("powerd pmlib is a part of the client: pip install 'powerd[client]'") from error
-    status: int = serve(arguments.url, arguments.listen, arguments.directory)
-    return status
+def _ask_options(example: str) -> Callable[[argparse.ArgumentParser], None]:
+    def add(ask: argparse.ArgumentParser) -> None:
+        ask.epilog = example
+        ask.add_argument("url", nargs="?", default=DEFAULT_LISTEN, metavar="URL", help=f"default {DEFAULT_LISTEN}")
+        add_format_option(ask)
+        add_keys_option(ask)
+
+    return add
 
 
 def _describe(arguments: argparse.Namespace) -> None:
@@ -467,6 +226,15 @@ def _tree(value: object, indent: str = "") -> Iterator[str]:
             yield printable(f"{indent}{name}: {shown}")
 
 
+def _completion_options(completion: argparse.ArgumentParser) -> None:
+    completion.description = (
+        "Prints a script that lets the shell complete commands, options and their choices by the tab key; "
+        "once: powerd completion bash > ~/.local/share/bash-completion/completions/powerd"
+    )
+    completion.epilog = "powerd completion bash"
+    completion.add_argument("shell", choices=("bash", "zsh", "fish"), metavar="SHELL", help="bash, zsh, fish")
+
+
 def _completion(arguments: argparse.Namespace) -> None:
     try:
         import shtab
@@ -485,3 +253,10 @@ def _completion(arguments: argparse.Namespace) -> None:
     parser = make_parser()
     mark_files(parser)
     print(shtab.complete(parser, arguments.shell))
+
+
+RUN = Command(_run_options, _run)
+SOURCES = Command(_sources_options, _sources)
+DESCRIBE = Command(_ask_options("powerd describe tcp://board:7360"), _describe)
+STATS = Command(_ask_options("powerd stats tcp://board:7360 --format json"), _stats)
+COMPLETION = Command(_completion_options, _completion)

@@ -21,6 +21,7 @@ from powerd_core.calibration import GpuFile
 from powerd_core.errors import ConfigError, PowerdError, SensorError
 from powerd_core.text import printable
 from powerd_daemon.clock import Clock, SystemClock
+from powerd_daemon.commands import add_format_option
 from powerd_daemon.config import NOTHING, Config, load_config
 from powerd_daemon.plan import BusPlan, ask_adapter, plan_file, rate_text, read_bus, smbus_note
 from powerd_daemon.scan import Answer, buses, held_by_kernel, open_simulated, scan_bus
@@ -98,7 +99,20 @@ class Machine:
         return sorted((p for pattern in patterns for p in self.root.glob(pattern)), key=lambda p: (len(p.name), p.name))
 
 
-def check(arguments: argparse.Namespace) -> int:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `powerd check`."""
+    parser.description = (
+        "Looks at the configuration, devices, buses, sensors, RAPL, GPUs, scheduler and disk. Status 1 when something "
+        "fails. Probes sensors as `powerd scan` does, unless the configuration's powerd is running."
+    )
+    parser.epilog = "powerd check powerd.toml"
+    parser.add_argument("file", type=Path, nargs="?", metavar="FILE", help="a configuration to check against")
+    parser.add_argument("--file-only", action="store_true", help="look at the file alone: it is for another machine")
+    parser.add_argument("--directory", type=Path, default=Path(), metavar="DIR", help="where runs go (default: here)")
+    add_format_option(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
     """Status 0, or 1 when something fails."""
     config = None if arguments.file is None else load_config(arguments.file)
     if config is None and arguments.file_only:

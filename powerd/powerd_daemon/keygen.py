@@ -7,11 +7,52 @@ import shlex
 from socket import gethostname
 
 from powerd_core.errors import ConfigError
-from powerd_core.keys import CLIENT_FILE, SERVER_FILE, AllowedClient, KeyPair, board_address, check_key, check_name
+from powerd_core.keys import (
+    CLIENT_FILE,
+    ROLES,
+    SERVER_FILE,
+    AllowedClient,
+    KeyPair,
+    board_address,
+    check_key,
+    check_name,
+)
 from powerd_daemon.auth import KeyDirectory, make_pair
+from powerd_daemon.commands import add_keys_option
 
 
-def keys(arguments: argparse.Namespace) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The subcommands of `powerd keys`, and their options."""
+    parser.description = (
+        "Whoever reads a board from another machine needs keys: the board its own, each client its own, "
+        "the client's public key allowed on the board and the board's trusted on the client: docs/howto/security.md."
+    )
+    parser.epilog = "powerd keys list"
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+
+    def add(name: str, what: str, example: str, /, **arguments: str) -> argparse.ArgumentParser:
+        action = actions.add_parser(name, help=what, description=what, epilog=f"powerd keys {name}{example}")
+        add_keys_option(action)
+        for argument, help_text in arguments.items():
+            action.add_argument(argument, metavar=argument.upper(), help=help_text)
+        return action
+
+    server = add("server", "on a board: make its keys once, and say what clients have to run", " --address board:7360")
+    under = "under which clients reach this board (default this host's name, 7360)"
+    server.add_argument("--address", metavar="HOST:PORT", help=under)
+    client = add("client", "on a client: make its keys once, and say what the board has to run", " --name lab")
+    client.add_argument("--name", metavar="NAME", help="how boards shall call this client (default this host's name)")
+    key = "its public key, in single quotes"
+    allow = add("allow", "on a board: let a client in", " lab 'CLIENT_KEY'", name="of the client, for lists", key=key)
+    allow.add_argument("--role", choices=ROLES, help="read (default): readings; control: nothing more today")
+    add("revoke", "on a board: shut a client out, at once", " lab", name="of the client")
+    say, address = "on a client: say which key a board has", "HOST:PORT as in tcp://HOST:PORT"
+    trust = add("trust", say, " board:7360 'BOARD_KEY'", address=address, key=key)
+    trust.add_argument("--replace", action="store_true", help="also where another key is trusted")
+    add("list", "list all public keys of the directory, and what each may do", " --keys /var/lib/powerd/keys")
+
+
+def run(arguments: argparse.Namespace) -> None:
     """One of the subcommands. Raises `ConfigError`."""
     directory = KeyDirectory(arguments.keys)
     if arguments.action == "list":

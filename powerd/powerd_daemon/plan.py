@@ -17,6 +17,7 @@ from powerd_core.errors import ConfigError, PowerdError
 from powerd_core.model import Accuracy
 from powerd_core.serde import build_options
 from powerd_core.text import did_you_mean, printable
+from powerd_daemon.commands import finite
 from powerd_daemon.config import Document, SamplerConfig, load_config
 from powerd_daemon.sources.base import find_source
 from powerd_daemon.sources.ina.bus import FUNC_BLOCK, FUNC_I2C, OpenBus, open_bus, scan_periods, split
@@ -302,7 +303,25 @@ def read_bus(table: Mapping[str, Any], where: str) -> Bus | None:
         raise ConfigError(f"{where}: {error}") from error
 
 
-def plan(arguments: argparse.Namespace) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `powerd plan`."""
+    parser.epilog = "powerd plan powerd.toml --load gpu0=250"
+    parser.add_argument("file", type=Path, metavar="FILE", help="a configuration")
+    loads = "expected power of a line or a device, in watts"
+    parser.add_argument("--load", type=_load, action="append", default=[], metavar="NAME=W", help=loads)
+    adapters = "how I2C adapters read: combined, as a BeagleBone's, or single, as a Raspberry Pi's (default)"
+    parser.add_argument("--adapter", choices=("combined", "single"), help=adapters)
+
+
+def _load(text: str) -> tuple[str, float]:
+    name, _, watts = text.rpartition("=")
+    power_w = finite(watts)
+    if not name or power_w < 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=WATTS, such as gpu0=250")
+    return name, power_w
+
+
+def run(arguments: argparse.Namespace) -> None:
     """Raises `ConfigError` after printing when a bus or its chips cannot do what is asked of them."""
     adapter = None if arguments.adapter is None else arguments.adapter == "combined"
     plans = [ask_adapter(p) for p in plan_file(arguments.file, combined=adapter)]

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from powerd_core.errors import PowerdError, SensorError
 from powerd_core.text import printable
+from powerd_daemon.commands import add_format_option
 from powerd_daemon.sources.base import Start
 from powerd_daemon.sources.ina.bus import Read, RegisterBus, open_bus
 from powerd_daemon.sources.ina.chips import CHIPS, INA219, MANUFACTURER, ChipType
@@ -165,7 +166,19 @@ def open_simulated(options: SimOptions) -> Iterator[RegisterBus]:
         source.close()
 
 
-def scan(arguments: argparse.Namespace) -> int:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `powerd scan`."""
+    parser.description = (
+        "Reads, and writes nothing but register pointers, at the addresses 0x40 to 0x4f. Addresses held by a kernel "
+        "driver are left alone. Stop a powerd that reads this bus first: it counts on pointers staying in place."
+    )
+    parser.epilog = "powerd scan 2 --format toml"
+    parser.add_argument("bus", nargs="*", type=int, metavar="BUS", help="number N of /dev/i2c-N (default: all)")
+    parser.add_argument("--sim", action="store_true", help="the simulated card's bus, to rehearse on")
+    add_format_option(parser, toml="[[source]] tables for a configuration")
+
+
+def run(arguments: argparse.Namespace) -> int:
     """Print what answers. A bus that cannot be opened is told on stderr and fails the command at its end."""
     numbers = [SIMULATED_BUS] if arguments.sim else arguments.bus or buses()
     if not numbers:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import tomllib
-from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -54,14 +52,3 @@ def write_text(path: Path, text: str, mode: int = 0o644) -> None:
             raise
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error
-
-
-def toml_table(head: str, value: Any) -> str:
-    """A dataclass of numbers and texts as a TOML table; dataclasses in it are left to tables of their own."""
-    rows = [head]
-    for f in fields(value):
-        inner = getattr(value, f.name)
-        if inner is not None and not is_dataclass(inner):
-            # JSON's numbers and strings are TOML's, but for one control character.
-            rows.append(f"{f.name} = {json.dumps(inner, ensure_ascii=False)}".replace("\x7f", "\\u007f"))
-    return "\n".join(rows) + "\n"

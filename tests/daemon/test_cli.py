@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from daemon_harness import PATIENCE_S, Client, Running, running, steady_config
 
-from powerd_daemon.cli import main, make_parser, run_config
+from powerd_daemon.cli import main, run_config
+from powerd_daemon.commands import make_parser
 from powerd_daemon.sources.sim.bus import VirtualClock
 from support.steady import wait_for
 
@@ -123,6 +125,76 @@ def test_the_serving_process_loads_no_other_command(tmp_path: Path) -> None:
     loaded = {name.removeprefix("powerd_daemon.") for name in done.stdout.split()}
     assert "daemon" in loaded
     assert not loaded & {"calibrate", "diagnostics", "keygen", "peer", "plan", "scan"}
+    assert not [name for name in loaded if name.startswith(("powerd_client", "powerd_analytics"))]
+
+
+PLUGIN = """
+import sys
+HELP = "say hello, 100 % politely"
+
+def add_arguments(parser):
+    parser.epilog = "powerd hello --times 2"
+    parser.add_argument("--times", type="number", default=1.0, metavar="N", help="how often")
+
+def run(arguments):
+    print("hello " * int(arguments.times))
+    return 7
+"""
+
+
+@pytest.fixture
+def plugged(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """`powerd` beside a package that brings a command, and one whose command cannot be loaded."""
+    for name, code in (("hello_plugin", PLUGIN), ("broken_plugin", "import no_such_module")):
+        (tmp_path / f"{name}.py").write_text(code)
+        about = tmp_path / f"{name}-1.dist-info"
+        about.mkdir()
+        (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n")
+        (about / "entry_points.txt").write_text(f"[powerd.commands]\n{name.partition('_')[0]} = {name}\n")
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+    def call(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-P", "-m", "powerd_daemon", *words],
+            capture_output=True, text=True, check=False, timeout=60, env={**os.environ, "PYTHONPATH": path},
+        )  # fmt: skip
+
+    return call
+
+
+def test_another_package_brings_a_command_with_its_options(
+    plugged: Callable[..., subprocess.CompletedProcess[str]],
+) -> None:
+    listed = plugged("--help")
+    assert listed.returncode == 0, listed.stderr
+    assert "of other packages:\n" in listed.stdout
+    assert "\n  hello       say hello, 100 % politely\n" in listed.stdout
+    assert "powerd broken cannot be loaded: No module named 'no_such_module'" in listed.stdout
+    helped = plugged("hello", "--help").stdout
+    assert "--times N" in helped
+    assert helped.endswith("For example: powerd hello --times 2\n")
+    done = plugged("hello", "--times", "2")
+    assert (done.returncode, done.stdout.split()) == (7, ["hello", "hello"])
+    for words, why in (
+        (("hello", "--times", "x"), "powerd hello: argument --times: 'x' is no number"),
+        (("hello", "--time", "2"), "powerd hello: unknown option --time: did you mean '--times'?"),
+        (("broken",), "powerd: powerd broken cannot be loaded: No module named 'no_such_module'"),
+    ):
+        done = plugged(*words)
+        assert (done.returncode, done.stderr.splitlines()[0]) == (2, why)
+    assert "--times" in plugged("completion", "bash").stdout
+
+
+def test_help_loads_no_command(tmp_path: Path) -> None:
+    script = (
+        "import sys\nfrom powerd_daemon.cli import main\ntry: main(['--help'])\n"
+        "except SystemExit: print(*sys.modules, file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    loaded = set(done.stderr.split())
+    assert "powerd_daemon.commands" in loaded
+    assert not loaded & {f"powerd_daemon.{name}" for name in ("calibrate", "diagnostics", "keygen", "plan", "scan")}
+    assert not loaded & {"powerd_client.commands", "powerd_analytics.commands"}
 
 
 def test_bad_input_of_run(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from powerd_analytics.cli.app import EARLIER, app
-from powerd_daemon.cli import make_parser
+from powerd_daemon.commands import make_parser
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), ROOT / "firmware/README.md"]

@@ -133,6 +133,33 @@ atexit.register(lambda: print("threads", {{pool["num_threads"] for pool in threa
     assert done.stdout == "None None None\n", done.stderr
 
 
+@pytest.mark.parametrize(
+    ("module", "words", "said"),
+    [
+        (JOULES, ["--help"], "For example"),
+        (POWERD, ["--help"], "For example"),
+        (POWERD, ["pmlib", "--help"], "--directory"),
+        (POWERD, ["identify", "--help"], "--seconds"),
+        (POWERD, ["calibrate", "--help"], "--efficiency-u"),
+        (POWERD, ["completion", "bash"], "efficiency-u"),
+    ],
+)
+def test_help_loads_nothing_heavy(tmp_path, module, words, said):
+    done = call(script(module, *words, without=["numpy", "h5py", *HEAVY]), tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert said in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "part"), [(["pmlib"], "client"), (["identify"], "analytics"), (["calibrate", "gpu0"], "analytics")]
+)
+def test_commands_of_other_parts_say_what_to_install(tmp_path, words, part):
+    options = ["--reference", "rails"] if words[0] == "calibrate" else []
+    done = call(script(POWERD, *words, *options, without=["numpy", "h5py", *HEAVY]), tmp_path)
+    assert done.returncode == 2
+    assert re.fullmatch(rf"powerd: powerd {words[0]} .*\[{part}\]'?\n", done.stderr)
+
+
 def test_a_command_loads_what_it_needs(tmp_path):
     """So that a reader, too, meets few rooms on the way from a run file to its table."""
     run = make_run_file(tmp_path / "run.h5")

@@ -15,9 +15,9 @@ from socket import gethostname
 from powerd_core.calibration import Calibration, CalibrationFile
 from powerd_core.errors import ConfigError
 from powerd_core.model import Accuracy, Line, Provenance, ShuntConversion
-from powerd_core.serde import build_options, option, to_document
+from powerd_core.serde import build_options, option, to_document, toml_table
 from powerd_daemon.sources.ina.chips import Settings, chip_type
-from powerd_daemon.toml_files import read_document, toml_table, write_text
+from powerd_daemon.toml_files import read_document, write_text
 
 
 @dataclass(frozen=True, slots=True)
