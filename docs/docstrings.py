@@ -17,13 +17,13 @@ class Readable(griffe.Extension):
             obj.docstring.value = text
 
     def on_attribute_instance(self, *, attr, **_):
-        if attr.path == "powerd_analytics.records._COLUMNS":
+        if attr.path == "powerd_analytics.figures._COLUMNS":
             rows = [
-                f"| `{name}` | {kind} | {unit} | {means} |"
-                for name, kind, unit, means, *_ in ast.literal_eval(str(attr.value))
+                f"| `{name}` | {kind} | {unit} | {repeats} | {parts} | {means} |"
+                for name, kind, unit, repeats, parts, means, *_ in ast.literal_eval(str(attr.value))
             ]
             attr.docstring = griffe.Docstring(
-                "\n".join(["| column | type | unit | what it is |", "| --- | --- | --- | --- |", *rows])
+                "\n".join(["| column | type | unit | repeats | parts | what it is |", "| --- " * 6 + "|", *rows])
             )
             attr.value = None
 

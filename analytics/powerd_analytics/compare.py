@@ -1,6 +1,7 @@
 """Two runs or campaigns side by side: how much each figure differs, and whether by more than chance and sensors.
 
-Rows match by phase and setting. A difference has three sources of uncertainty:
+Rows match by phase and setting, and compare joules and seconds of a batch; where the batches differ in size, those of a
+sample. A difference has three sources of uncertainty:
 
 - chance, from repeats: runs where there are several, else the iterations of the single runs, which are correlated
   (`mean_of_series` knows that);
@@ -18,7 +19,6 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from math import hypot, inf, sqrt
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,28 +27,36 @@ from scipy.special import stdtr, stdtrit
 from powerd_analytics.energy.devices import Part, load_parts
 from powerd_analytics.energy.magnified import energies_with_magnified
 from powerd_analytics.energy.reasons import usable
-from powerd_analytics.export import Cell, Column, cell_text, table_frame
-from powerd_analytics.jobs import merge_jobs
-from powerd_analytics.records import (
+from powerd_analytics.export import Cell, Column, Table, cell_text, make_table
+from powerd_analytics.figures import (
+    ATTRIBUTE,
     COLUMNS,
+    Figure,
+    Frame,
     Record,
-    attributes_of,
+    check_run,
+    check_runs,
     column,
     dimension,
-    is_of_class,
+    factors_in,
+    figure_of,
+    frame_from,
+    frame_of,
     number_of,
-    records_of,
+    of_kind,
+    rows_of,
+    together,
 )
+from powerd_analytics.machines import merge_machines
+from powerd_analytics.repeats import CAP_STEP_W, mean_of_repeats
 from powerd_analytics.runs.phases import is_number_cell
 from powerd_analytics.runs.ranks import ranks_of
 from powerd_analytics.runs.run import Progress, Run, RunLine, no_progress, read_run
 from powerd_analytics.signals.signal import Signal
-from powerd_analytics.table import BY_REPETITIONS, table_of
+from powerd_analytics.table import BY_REPETITIONS, PhaseRow, TotalRow, labels_of, table_of
 from powerd_analytics.text import first_of, with_u95
+from powerd_analytics.trainings import part_of
 from powerd_core.errors import AnalysisError
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 Values = NDArray[np.float64]
 _NONE = np.zeros(0)
@@ -69,23 +77,9 @@ _ROUNDING = 1e-12
 # -- means that differ by more than chance -----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Mean:
-    """A mean with the standard uncertainty of chance and the degrees of freedom behind it."""
-
-    value: float
-    u: float
-    dof: float
-
-
-def mean_of_repeats(values: Values) -> Mean:
-    """Of independent repeats [n >= 2]."""
-    n = len(values)
-    return Mean(float(values.mean()), float(np.std(values, ddof=1) / sqrt(n)), n - 1)
-
-
-def mean_of_series(values: Values) -> Mean:
-    """Of values [n >= 2] in the order of time, which may be correlated. Values that are all equal are taken as exact.
+def mean_of_series(values: Values) -> Figure:
+    """The mean of values [n >= 2] in the order of time, which may be correlated. Values that are all equal are taken as
+    exact.
 
     They count for n over their integrated autocorrelation time: the longer one of that of a first-order process, with
     what their own mean hides of the first correlation (Kendall, 1954), and of the sum of correlations up to the first
@@ -95,7 +89,7 @@ def mean_of_series(values: Values) -> Mean:
     n, away = len(values), values - np.mean(values)
     square, time = float(away @ away), 1.0
     if not square > 0:
-        return Mean(float(values.mean()), 0.0, inf)
+        return Figure(float(values.mean()), 0.0)
     if n >= NEED_REPEATS:
         first = min((n * float(away[1:] @ away[:-1]) / square + 1) / (n - 3), 1 - 2 / n)
         summed, window = 1.0, 0
@@ -107,17 +101,23 @@ def mean_of_series(values: Values) -> Mean:
         time = max(of_first, summed * (1 + (2 * window + 1) / n))
     # Their mean has taken a part of what they have in common out of the deviations, too.
     u = sqrt(square / (n - 1) / n * time / max(1 - (time - 1) / n, LEAST_LEFT))
-    return Mean(float(values.mean()), u, max(n / time - 1, 2.0) if n > 3 else n - 1)
+    return _by_chance(float(values.mean()), u, max(n / time - 1, 2.0) if n > 3 else n - 1)
 
 
-def difference(a: Mean, b: Mean, u_systematic: float = 0.0) -> tuple[float | None, float]:
-    """Two-sided p of ``b - a`` being 0, and the half-width of its 95 % interval.
+def _by_chance(value: float, u: float, degrees_of_freedom: float = inf) -> Figure:
+    """A mean of which only chance is looked at."""
+    return Figure(value, u, degrees_of_freedom=degrees_of_freedom)
+
+
+def difference(a: Figure, b: Figure, u_systematic: float = 0.0) -> tuple[float | None, float]:
+    """Two-sided p of ``b - a`` being 0, and the half-width of its 95 % interval, by what is statistical in both.
 
     Welch's t with a further uncertainty of the difference that no repeat shows, and Student's factor for the same
     degrees of freedom (GUM G.6.4). p is None where there is no uncertainty at all to compare with.
     """
-    variance = a.u**2 + b.u**2 + u_systematic**2
-    spread = sum(m.u**4 / m.dof for m in (a, b) if m.u > 0)
+    chance = [(m.u_statistical or 0.0, m.degrees_of_freedom) for m in (a, b)]
+    variance = sum(u**2 for u, _ in chance) + u_systematic**2
+    spread = sum(u**4 / freedom for u, freedom in chance if u > 0)
     u, dof = sqrt(variance), variance**2 / spread if spread > 0 else inf
     p = float(2 * stdtr(dof, -abs(b.value - a.value) / u)) if u > 0 else None
     return p, float(stdtrit(dof, 0.975)) * u
@@ -139,7 +139,7 @@ def holm(p: Sequence[float | None]) -> list[float | None]:
 
 @dataclass(frozen=True, slots=True)
 class Sensor:
-    """What one line contributes to a record's joules, and the errors that it brings into every one of them."""
+    """What one line contributes to a row's joules, and the errors that it brings into every one of them."""
 
     identity: str
     """Equal for the same line of the same board with the same calibration: its gain and zero are then the same."""
@@ -148,7 +148,7 @@ class Sensor:
     u_gain: float
     u_offset_w: float
     timing_j: Values
-    """[c] of the record by `powerd_analytics.energy.model.LineModel.common`: signed, as two runs may be off alike."""
+    """[c] of the row by `powerd_analytics.energy.model.LineModel.common`: signed, as two runs may be off alike."""
 
     @property
     def u_shared_j(self) -> float:
@@ -156,40 +156,78 @@ class Sensor:
         return hypot(self.u_gain * self.joules, self.u_offset_w * self.seconds, *self.timing_j)
 
 
+_OF_SAMPLES = ("phase", "total")
+PER_BATCH, PER_SAMPLE = ("j_per_batch", "s_per_batch"), ("j_per_sample", "s_per_sample")
+FIGURES = (*PER_BATCH, *PER_SAMPLE)
+
+
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A record with its single phases in the order of time: the joules of those that have a figure, the seconds of all
-    that ended. Empty for totals."""
+    """A phase or a total with its single phases in the order of time: the joules of those that have a figure, the
+    seconds of all that ended. Empty for totals."""
 
     record: Record
     joules: Values
     seconds: Values
     sensors: tuple[Sensor, ...]
 
+    def work(self, figure: str) -> float:
+        """Of how many batches or samples, whichever the figure is of one of, the record's uncertainties and sensors
+        are."""
+        batches = number_of(self.record, "iterations") if self.record["kind"] == "total" else None
+        return (batches or 1.0) * self.size(figure)
+
+    def size(self, figure: str) -> float:
+        """Samples of a batch, where the figure is of one; else 1."""
+        return (self.batch or 1.0) if figure in PER_SAMPLE else 1.0
+
     @property
-    def batches(self) -> float:
-        """Of how many batches the record's uncertainties and sensors are."""
-        return (number_of(self.record, "iterations") or 1.0) if self.record["kind"] == "total" else 1.0
+    def batch(self) -> float | None:
+        """How many samples a batch has, those of all ranks that are added up; None where it is not known."""
+        s_per_batch, s_per_sample = (number_of(self.record, name) for name in ("s_per_batch", "s_per_sample"))
+        return round(s_per_batch / s_per_sample, 6) if s_per_batch and s_per_sample else None
+
+
+def read_samples(paths: Sequence[Path], device: str | None = None, *, progress: Progress = no_progress) -> list[Sample]:
+    """The phases and totals of some run files, those of parts of one training replaced by the training's.
+
+    Run files are read also where an index has their frames: what tells chance from a difference are the single phases
+    and whose sensors measured them. Errors as `powerd_analytics.trainings.read_runs`.
+    """
+    samples: list[Sample] = []
+    frames = []
+    for i, path in enumerate(paths):
+        own, frame = run_samples(path, device, progress=part_of(progress, i, len(paths), path.name))
+        check_run(path, frame)
+        samples += own
+        frames.append(frame)
+    every = together(frames)
+    check_runs(every)
+    return merge_samples(samples, every)
 
 
 def run_samples(
     path: Path, device: str | None = None, *, progress: Progress = no_progress
-) -> tuple[list[Sample], list[Record]]:
-    """The phases and totals of a run file with what is behind them, and its records of other kinds.
+) -> tuple[list[Sample], Frame]:
+    """The phases and totals of a run file with what is behind them, in the order of its frame; and the frame.
 
-    Errors as `run_records`.
+    Errors as `powerd_analytics.figures.run_frame`.
     """
     run = read_run(path, progress=lambda share, text: progress(0.1 * share, text))
     parts = load_parts(run, device, lambda share, text: progress(0.1 + 0.4 * share, text))
-    records = records_of(run, table_of(run, parts, progress=lambda share, text: progress(0.5 + 0.5 * share, text)))
-    samples: list[Sample] = []
+    table = table_of(run, parts, progress=lambda share, text: progress(0.5 + 0.5 * share, text))
+    frame = frame_of(run, table)
+    rows: list[PhaseRow | TotalRow] = [*table.phases, *table.totals]
+    records = rows_of(frame.iloc[: len(rows)])
+    samples: dict[int, Sample] = {}
     for part in parts:
-        own = [r for r in records if (r["device"], r["provenance"]) == (part.device, part.provenance)]
-        samples += _samples_of_part(run, part, [r for r in own if r["kind"] in ("phase", "total")])
-    return samples, [r for r in records if r["kind"] not in ("phase", "total")]
+        own = [i for i, row in enumerate(rows) if (row.device, row.provenance) == (part.device, part.provenance)]
+        of_part = _samples_of_part(run, part, [(rows[i], records[i]) for i in own])
+        samples |= zip(own, of_part, strict=True)
+    return [samples[i] for i in range(len(rows))], frame
 
 
-def _samples_of_part(whole: Run, part: Part, records: list[Record]) -> list[Sample]:
+def _samples_of_part(whole: Run, part: Part, rows: Sequence[tuple[PhaseRow | TotalRow, Record]]) -> list[Sample]:
     run, sharing = ranks_of(whole).on(whole, part.device)
     # Before all columns of the device are in memory: of a line one is kept. A device's only line is the device.
     several = part.signals if len(part.signals) > 1 else ()
@@ -198,16 +236,16 @@ def _samples_of_part(whole: Run, part: Part, records: list[Record]) -> list[Samp
     lines = lines or [(s, columns.energy_j) for s in part.signals]
     ended, good = ~run.phases.cut, usable(columns) & ~run.phases.cut
     samples = []
-    for record in records:
-        if record["kind"] == "total":
+    for row, record in rows:
+        if isinstance(row, TotalRow):
             samples.append(Sample(record, _NONE, _NONE, _sensors(run, part, lines, record, slice(None), 1)))
             continue
-        of_record = run.phases.of([i for i, kind in enumerate(run.phases.classes) if is_of_class(record, kind)])
-        which, count = np.flatnonzero(of_record & good), np.count_nonzero(of_record & ended)
+        of_row = run.phases.of(labels_of(run, row))
+        which, count = np.flatnonzero(of_row & good), np.count_nonzero(of_row & ended)
         # Without a mean there is nothing to be the spread of; one that was folded is not the mean of the few long ones.
-        which = which if record["j_per_batch"] is not None and len(which) >= 0.5 * count else which[:0]
+        which = which if row.j_per_batch is not None and len(which) >= 0.5 * count else which[:0]
         sensors = _sensors(run, part, lines, record, which, sharing)
-        seconds = columns.duration_s[of_record & ended]
+        seconds = columns.duration_s[of_row & ended]
         samples.append(Sample(record, columns.energy_j[which] / sharing, seconds, sensors))
     return samples
 
@@ -220,7 +258,7 @@ def _sensors(
     which: NDArray[np.int64] | slice,
     sharing: int,
 ) -> tuple[Sensor, ...]:
-    """Each line's part in a record's joules; of totals in proportion to their phases' parts."""
+    """Each line's part in a row's joules; of totals in proportion to their phases' parts."""
     is_phase = record["kind"] == "phase"
     total, time = record["j_per_batch" if is_phase else "energy_j"], record["s_per_batch" if is_phase else "time_s"]
     if not isinstance(total, float) or not isinstance(time, float):
@@ -248,27 +286,23 @@ def _identity(run: Run, line: RunLine) -> str:
     return repr((host, line.board, line.source, line.name, line.conversion, line.accuracy, own))
 
 
-_PLACE = ("path", "run_id", "kind", "provenance", "model", "batch_size", "attributes", "power_cap_w",
-          "power_cap_asked_w", "power_cap_in_run", "phase_path", "timing", "device")  # fmt: skip
-
-
-def _place(record: Record, device: Cell = None) -> tuple[Cell, ...]:
-    """What a record is of, among all of a campaign; of another ``device`` where that is given."""
-    return tuple((device or record[name]) if name == "device" else record[name] for name in _PLACE)
-
-
-def merge_samples(samples: Sequence[Sample], others: Sequence[Record]) -> list[Sample]:
+def merge_samples(samples: Sequence[Sample], frame: Frame) -> list[Sample]:
     """The samples of a campaign, those of parts of one training replaced by the training's.
 
-    ``others`` are the runs' records of other kinds. A training has no series of single phases: the machines' are not on
-    one clock. Several trainings are each other's repeats. Raises as `merge_jobs`.
+    ``frame`` is that of its runs, whose phases and totals the samples are, in its order. A training has no series of
+    single phases: the machines' are not on one clock. Several trainings are each other's repeats. Raises as
+    `merge_machines`.
     """
-    alone = {_place(s.record): s for s in samples}
-    return [
-        replace(alone[_place(r)], record=r) if r["machines"] is None else Sample(r, _NONE, _NONE, ())
-        for r in merge_jobs([*(s.record for s in samples), *others])
-        if r["kind"] in ("phase", "total")
-    ]
+    is_sample = frame["kind"].isin(_OF_SAMPLES)
+    # Of machines put together the first one's number stays.
+    numbered = frame.assign(sample=is_sample.cumsum().where(is_sample) - 1.0)
+    merged = []
+    for record in rows_of(of_kind(merge_machines(numbered), *_OF_SAMPLES)):
+        number = number_of(record, "sample")
+        del record["sample"]
+        of_one = samples[int(number)] if number is not None and record["machines"] is None else None
+        merged.append(replace(of_one, record=record) if of_one else Sample(record, _NONE, _NONE, ()))
+    return merged
 
 
 # -- what the sensors leave open ---------------------------------------------------------------------------------------
@@ -280,23 +314,25 @@ def same_sensors(a: Sequence[Sample], b: Sequence[Sample]) -> bool:
     return bool(every[0]) and all(identities == every[0] for identities in every)
 
 
-def u_systematic_j(side: Sequence[Sample]) -> float:
-    """Systematic standard uncertainty of one side's mean joules a batch."""
-    return float(np.mean([(number_of(s.record, "u_systematic_j") or 0.0) / s.batches for s in side]))
+def u_systematic(side: Sequence[Sample], figure: str) -> float:
+    """Systematic standard uncertainty of one side's mean."""
+    if figure.startswith("s_"):
+        return float(np.mean([MARK_S / s.size(figure) for s in side]))
+    return float(np.mean([(number_of(s.record, "u_systematic_j") or 0.0) / s.work(figure) for s in side]))
 
 
-def u_difference_j(a: Sequence[Sample], b: Sequence[Sample], *, same: bool) -> float:
-    """Systematic standard uncertainty of ``b - a``.
+def u_difference_j(a: Sequence[Sample], b: Sequence[Sample], figure: str, *, same: bool) -> float:
+    """Systematic standard uncertainty of ``b - a`` of a figure of joules.
 
     Different sensors are off independently. The same sensor is off by the same gain and zero on both sides, sees power
     as late, and the same device is as late behind its marks, so that only the difference of what these do counts. What
     else is systematic (the model, clocks, quantisation) comes from each side's own signal and is taken as independent.
     """
-    u_a, u_b = u_systematic_j(a), u_systematic_j(b)
-    rounding = _ROUNDING * max(number_of(s.record, "j_per_batch") or 0.0 for s in [*a, *b])
+    u_a, u_b = u_systematic(a, figure), u_systematic(b, figure)
+    rounding = _ROUNDING * max(number_of(s.record, figure) or 0.0 for s in [*a, *b])
     if not same:
         return hypot(u_a, u_b, rounding)
-    of_a, of_b = _mean_sensors(a), _mean_sensors(b)
+    of_a, of_b = _mean_sensors(a, figure), _mean_sensors(b, figure)
     shared = [
         hypot(
             x.u_gain * (of_b[name].joules - x.joules),
@@ -309,12 +345,12 @@ def u_difference_j(a: Sequence[Sample], b: Sequence[Sample], *, same: bool) -> f
     return sqrt(sum(u**2 for u in shared) + sum(own) + rounding**2)
 
 
-def _mean_sensors(side: Sequence[Sample]) -> dict[str, Sensor]:
-    """Mean part of each line in the joules a batch of one side."""
+def _mean_sensors(side: Sequence[Sample], figure: str) -> dict[str, Sensor]:
+    """Mean part of each line in the joules of one batch or sample of one side."""
     parts: dict[str, list[tuple[float, Sensor]]] = {}
     for sample in side:
         for s in sample.sensors:
-            parts.setdefault(s.identity, []).append((sample.batches, s))
+            parts.setdefault(s.identity, []).append((sample.work(figure), s))
     return {
         name: replace(
             same[0][1],
@@ -328,10 +364,8 @@ def _mean_sensors(side: Sequence[Sample]) -> dict[str, Sensor]:
 
 # -- differences -------------------------------------------------------------------------------------------------------
 
-FIGURES = ("j_per_batch", "s_per_batch")
 _ALWAYS = ("kind", "phase", "phase_path", "timing", "provenance")
 _SETTINGS = ("model", "batch_size", "gpus", "device", "device_name", "power_cap_w", "clock_hz", "host")
-_ATTRIBUTE = "attribute "
 
 RUNS, SPREAD_OF_ONE, PHASES, FOLDED, NOTHING = (
     "runs", "runs of one side, the other has one", "iterations of one run", "iterations folded", "no repeats",
@@ -368,6 +402,10 @@ class Difference:
     is_same_sensor: bool
 
     @property
+    def is_joules(self) -> bool:
+        return self.figure.startswith("j_")
+
+    @property
     def change_percent(self) -> float | None:
         return 100 * self.change / self.a.value if self.a.value else None
 
@@ -391,6 +429,8 @@ class Comparison:
     only_a: int
     only_b: int
     """Rows without a counterpart."""
+    unequal: int
+    """Rows that match and are of batches of which the size is not known of all: such work does not compare."""
     ignored: tuple[str, ...] = ()
     """Settings by which rows need not match: those that differ in them alone are repeats."""
 
@@ -398,41 +438,58 @@ class Comparison:
 def compare(a: Sequence[Sample], b: Sequence[Sample], ignore: Sequence[str] = ()) -> Comparison:
     """Compare the phases and totals of two campaigns.
 
-    Rows match by phase and by every setting that varies within A or within B, but for those to ``ignore``; a setting
-    that is one in all of A and another in all of B is what is compared. Measured, modelled and simulated joules are
-    never compared with each other. Raises `AnalysisError` when nothing matches, which says what differs.
+    Rows match by phase and by every setting that varies within A or within B, but for those to ``ignore`` and for
+    attributes that name a run (`powerd_analytics.figures.NO_FACTOR`); a setting that is one in all of A and another in
+    all of B is what is compared. Batches of different size are compared by the sample. Measured, modelled and simulated
+    joules are never compared with each other. Raises `AnalysisError` when nothing matches, which says what differs, and
+    where one model's name stands for two models.
     """
-    every, settings = _settings([s.record for s in a], [s.record for s in b])
-    ignored = [_ignorable(name, [s.record for s in (*a, *b)]) for name in ignore]
-    names = tuple(name for name in every if name not in ignored)
+    frame = frame_from(s.record for s in (*a, *b))
+    check_runs(frame)
+    every = [replace(s, record=record) for s, record in zip((*a, *b), rows_of(frame), strict=True)]
+    a, b = every[: len(a)], every[len(a) :]
+    names, settings = _settings(a, b, factors_in(frame.columns))
+    ignored = tuple(dict.fromkeys(_ignorable(name, frame) for name in ignore))
+    names = tuple(name for name in names if name not in ignored)
     of_a, of_b = _by_key(a, names), _by_key(b, names)
     both = [key for key in of_a if key in of_b]
-    differences = [_difference(key, figure, of_a[key], of_b[key]) for key in both for figure in FIGURES]
-    rows = [d for d in differences if d is not None]
     if not both:
         raise AnalysisError(_nothing_in_common(a, b, names))
+    figures = {key: _figures_of([*of_a[key], *of_b[key]]) for key in both}
+    differences = [_difference(key, figure, of_a[key], of_b[key]) for key in both for figure in figures[key]]
+    rows = [d for d in differences if d is not None]
+    unequal = sum(not own for own in figures.values())
+    if not rows and unequal:
+        raise AnalysisError(
+            "the two have batches of different size, or of one that is not known: what differs is compared by the "
+            "sample, for which phases need the attribute batch_size"
+        )
     if not rows:
         raise AnalysisError("the two have nothing in common: no phase of the same name has joules or seconds in both")
     rows = [replace(d, p=p) for d, p in zip(rows, holm([d.p for d in rows]), strict=True)]
-    without = [name.removeprefix(_ATTRIBUTE) for name in ignored]
-    return Comparison(
-        names, tuple(rows), settings, len(of_a) - len(both), len(of_b) - len(both), tuple(dict.fromkeys(without))
-    )
+    return Comparison(names, tuple(rows), settings, len(of_a) - len(both), len(of_b) - len(both), unequal, ignored)
+
+
+def _figures_of(same: Sequence[Sample]) -> tuple[str, ...]:
+    """The figures that rows of one key are compared by; none where the size of some batches is not known."""
+    sizes = {s.batch for s in same if s.record["s_per_batch"] is not None}
+    if len(sizes) <= 1:
+        return PER_BATCH
+    return () if None in sizes else PER_SAMPLE
 
 
 _KEPT = ("kind", "phase", "provenance")
 """By which rows always match: another phase is another thing, and so is a joule that nobody measured."""
 
 
-def _ignorable(name: str, records: Sequence[Record]) -> str:
-    """The name to match by that is meant by one on the command line. Raises `AnalysisError` for one that stays."""
-    meant = dimension(name, records)
-    settings = ("phase_path", "timing", *_SETTINGS)
+def _ignorable(name: str, frame: Frame) -> str:
+    """The column to match by that is meant by a name on the command line. Raises `AnalysisError` for one that stays."""
+    meant, settings = dimension(name, frame), ("phase_path", "timing", *_SETTINGS)
     if meant in COLUMNS and meant not in settings:
         raise AnalysisError(
             f"--ignore {name}: it takes a setting ({', '.join(settings)}) or an attribute of the phases"
         )
-    return meant if meant in COLUMNS else _ATTRIBUTE + meant
+    return meant
 
 
 def _nothing_in_common(a: Sequence[Sample], b: Sequence[Sample], names: Sequence[str]) -> str:
@@ -444,40 +501,39 @@ def _nothing_in_common(a: Sequence[Sample], b: Sequence[Sample], names: Sequence
 
     differ = {n: (values(a, n), values(b, n)) for n in names if n not in ("kind", "phase_path")}
     told = [
-        f"{n.removeprefix(_ATTRIBUTE)} {of_a} in A, {of_b} in B" for n, (of_a, of_b) in differ.items() if of_a != of_b
+        f"{n.removeprefix(ATTRIBUTE)} {of_a} in A, {of_b} in B" for n, (of_a, of_b) in differ.items() if of_a != of_b
     ]
     free = [n for n in names if n not in _KEPT]
     remedy = "nothing that can be ignored would change that"
     for some in (some for count in range(1, len(free) + 1) for some in combinations(free, count)):
         left = tuple(n for n in names if n not in some)
         if _by_key(a, left).keys() & _by_key(b, left).keys():
-            options = " ".join(f"--ignore {n.removeprefix(_ATTRIBUTE)}" for n in some)
+            options = " ".join(f"--ignore {n.removeprefix(ATTRIBUTE)}" for n in some)
             remedy = f"{options} compares them nonetheless"
             break
     what = "; ".join(told) or "the same names and settings, in other combinations"
     return f"the two have nothing in common: {what}: {remedy}"
 
 
-def _settings(a: Sequence[Record], b: Sequence[Record]) -> tuple[tuple[str, ...], tuple[tuple[str, Cell, Cell], ...]]:
+def _settings(
+    a: Sequence[Sample], b: Sequence[Sample], factors: Sequence[str]
+) -> tuple[tuple[str, ...], tuple[tuple[str, Cell, Cell], ...]]:
     """The columns by which rows match, and those in which all of A differs from all of B."""
-    attributes = dict.fromkeys(_ATTRIBUTE + k for r in [*a, *b] for k in attributes_of(r))
     names, different = [*_ALWAYS], []
-    for name in (*_SETTINGS, *attributes):
-        in_a, in_b = (list(dict.fromkeys(_value(r, name) for r in side)) or [None] for side in (a, b))
-        if name == "clock_hz" and not any(r["clock_set"] is True for r in [*a, *b]):
+    for name in (*_SETTINGS, *factors):
+        in_a, in_b = (list(dict.fromkeys(_value(s.record, name) for s in side)) or [None] for side in (a, b))
+        if name == "clock_hz" and not any(s.record["clock_set"] is True for s in [*a, *b]):
             continue  # observed, not chosen: it varies by itself
         if len(in_a) > 1 or len(in_b) > 1:
             names.append(name)
         elif in_a != in_b:
-            different.append((name.removeprefix(_ATTRIBUTE), in_a[0], in_b[0]))
+            different.append((name, in_a[0], in_b[0]))
     return tuple(names), tuple(different)
 
 
 def _value(record: Record, name: str) -> Cell:
-    if name.startswith(_ATTRIBUTE):
-        return attributes_of(record).get(name.removeprefix(_ATTRIBUTE))
     cap = number_of(record, name) if name == "power_cap_w" else None
-    return record[name] if cap is None else float(round(cap))
+    return record[name] if cap is None else round(cap / CAP_STEP_W) * CAP_STEP_W
 
 
 def _by_key(samples: Iterable[Sample], names: Sequence[str]) -> dict[Key, list[Sample]]:
@@ -491,35 +547,40 @@ def _difference(key: Key, figure: str, a: Sequence[Sample], b: Sequence[Sample])
     a, b = ([s for s in side if number_of(s.record, figure) is not None] for side in (a, b))
     if not a or not b:
         return None
-    is_joules = figure == "j_per_batch"
+    is_joules = figure.startswith("j_")
     *means, repeats = _means(figure, a, b)
     same = is_joules and same_sensors(a, b)
     sides = []
     for mean, side in zip(means, (a, b), strict=True):
-        # The records' means also hold the phases that are too short for single figures.
+        # The rows' means also hold the phases that are too short for single figures.
         value = float(np.mean([number_of(s.record, figure) or 0.0 for s in side]))
         is_bound = is_joules and any(s.record["is_lower_bound"] is True for s in side)
-        u_systematic = u_systematic_j(side) if is_joules else MARK_S
-        sides.append(Side(value, mean.u if mean else None, u_systematic, len(side), is_bound))
+        by_chance = mean.u_statistical if mean else None
+        sides.append(Side(value, by_chance, u_systematic(side, figure), len(side), is_bound))
     first, second = sides
     p = u95 = None
     if means[0] and means[1] and not (first.is_lower_bound or second.is_lower_bound):
         at_a, at_b = replace(means[0], value=first.value), replace(means[1], value=second.value)
-        p, u95 = difference(at_a, at_b, u_difference_j(a, b, same=same) if is_joules else MARK_S)
+        of_marks = max(first.u_systematic, second.u_systematic)
+        p, u95 = difference(at_a, at_b, u_difference_j(a, b, figure, same=same) if is_joules else of_marks)
     return Difference(key, figure, first, second, second.value - first.value, u95, p, repeats, same)
 
 
-def _means(figure: str, a: Sequence[Sample], b: Sequence[Sample]) -> tuple[Mean | None, Mean | None, str]:
+def _means(figure: str, a: Sequence[Sample], b: Sequence[Sample]) -> tuple[Figure | None, Figure | None, str]:
     """Both means with what repeats say of them: runs where there are several, else iterations of the single runs."""
-    values = [np.array([number_of(s.record, figure) or 0.0 for s in side]) for side in (a, b)]
-    several = [v for v in values if len(v) > 1]
+    figures = [[f for s in side if (f := figure_of(s.record, figure)) is not None] for side in (a, b)]
+    several = [own for own in figures if len(own) > 1]
     if len(several) == 2:
-        return mean_of_repeats(values[0]), mean_of_repeats(values[1]), RUNS
+        return mean_of_repeats(figures[0]), mean_of_repeats(figures[1]), RUNS
     if several:
         # One run has no spread of its own: that of the other side's runs stands for it, with its freedom.
-        dof, spread = len(several[0]) - 1, float(np.std(several[0], ddof=1))
-        wide = sqrt(1 + 1 / len(several[0])) * spread
-        means = [Mean(float(v.mean()), wide if len(v) > 1 else 0.0, dof) for v in values]
+        (repeats,) = several
+        mean, n = mean_of_repeats(repeats), len(repeats)
+        wide = sqrt(n + 1) * (mean.u_statistical or 0.0)
+        means = [
+            _by_chance(float(np.mean([f.value for f in own])), wide if len(own) > 1 else 0.0, mean.degrees_of_freedom)
+            for own in figures
+        ]
         return means[0], means[1], SPREAD_OF_ONE
     first, second = (_mean_of_phases(side[0], figure) for side in (a, b))
     if first is not None and second is not None:
@@ -528,24 +589,26 @@ def _means(figure: str, a: Sequence[Sample], b: Sequence[Sample]) -> tuple[Mean 
     return (first, second, FOLDED) if first is not None and second is not None else (None, None, NOTHING)
 
 
-def _mean_of_phases(sample: Sample, figure: str) -> Mean | None:
-    is_joules = figure == "j_per_batch"
-    series = sample.joules if is_joules else sample.seconds
+def _mean_of_phases(sample: Sample, figure: str) -> Figure | None:
+    is_joules = figure.startswith("j_")
+    series = (sample.joules if is_joules else sample.seconds) / sample.size(figure)
     if len(series) < 2:
         return None
     mean = mean_of_series(series)
-    measured = (number_of(sample.record, "u_statistical_j") or 0.0) if is_joules else 0.0
+    measured = (number_of(sample.record, "u_statistical_j") or 0.0) / sample.work(figure) if is_joules else 0.0
     # Phases that happen to agree are still known no better than their readings let them be.
-    return replace(mean, u=max(mean.u, measured))
+    return replace(mean, u_statistical=max(mean.u_statistical or 0.0, measured))
 
 
-def _mean_of_fold(sample: Sample, figure: str) -> Mean | None:
+def _mean_of_fold(sample: Sample, figure: str) -> Figure | None:
     """Of phases that have joules only together: what the mean is said to be unsure of by chance. A training over
     several machines has no single phases, folded or not."""
     record = sample.record
-    n, u, value = (number_of(record, name) for name in ("iterations", "u_statistical_j", "j_per_batch"))
-    is_folded = record["machines"] is None and record["kind"] == "phase" and figure == "j_per_batch"
-    return Mean(value, u, n - 1) if is_folded and value is not None and n and n >= 2 and u else None
+    n, u, value = (number_of(record, name) for name in ("iterations", "u_statistical_j", figure))
+    is_folded = record["machines"] is None and record["kind"] == "phase" and figure.startswith("j_")
+    if not is_folded or value is None or not n or n < 2 or not u:
+        return None
+    return _by_chance(value, u / sample.work(figure), n - 1)
 
 
 # -- as a table, and in words ------------------------------------------------------------------------------------------
@@ -563,7 +626,7 @@ def verdict(d: Difference) -> str:
     return "B more" if d.change > 0 else "B less"
 
 
-_FRAME = (
+_OF_A_ROW = (
     Column("figure"),
     Column("a", "number", heading="A", sign="≥"),
     Column("b", "number", heading="B", sign="≥"),
@@ -578,52 +641,84 @@ _FRAME = (
     Column("repeats"),
     Column("same_sensor", "flag", heading="same sensor"),
 )
+"""Columns of a comparison, behind those by which its rows match."""
 
 
-def comparison_frame(comparison: Comparison, label_a: str, label_b: str) -> pd.DataFrame:
+def comparison_table(comparison: Comparison, label_a: str, label_b: str) -> Table:
     """One row for each figure, with its difference and what that means."""
-    names = comparison.names
-    places = {
-        tuple(d.key[names.index(n)] for n in ("phase", "phase_path")) for d in comparison.rows if "phase_path" in names
-    }
-    # The path only where the name alone would not tell.
-    hidden = {"kind", "timing", "phase_path" if len({phase for phase, _ in places}) == len(places) else "phase"}
-    hidden -= {"phase"} if "phase_path" not in names else set()
-    columns = [column(n) if n in COLUMNS else Column(n.removeprefix(_ATTRIBUTE)) for n in names]
-    columns = [*(replace(c, sign="", is_hidden=n in hidden) for n, c in zip(names, columns, strict=True)), *_FRAME]
-    rows: list[tuple[Cell, ...]] = []
-    bounds = []
-    for i, d in enumerate(comparison.rows):
-        key = ["all" if n.startswith("phase") and v is None else v for n, v in zip(names, d.key, strict=True)]
-        figures = (d.a.value, d.b.value, d.change, d.u95, d.change_percent, d.u95_percent, d.p)
-        about = (verdict(d), d.a.runs, d.b.runs, d.repeats, d.is_same_sensor)
-        rows.append((*key, column(d.figure).heading, *figures, *about))
-        bounds += [(i, len(key) + k) for k, side in enumerate((d.a, d.b), 1) if side.is_lower_bound]
-    # What all rows have in common is said once, below them. Rows that nothing repeats say so in their verdict, and
-    # seconds have no sensor.
-    common, joules = [], [d.figure == "j_per_batch" for d in comparison.rows]
-    about_rows = {"repeats": [d.repeats != NOTHING for d in comparison.rows], "same_sensor": joules}
-    for k, c in enumerate(columns):
-        counts = about_rows.get(c.name, [True] * len(rows))
-        values = {row[k] for row, is_about in zip(rows, counts, strict=True) if is_about}
-        is_told = c.name in ("phase", "phase_path", "verdict") or (c.kind == "number" and k >= len(names))
-        if len(values) <= 1 and not is_told and not c.is_hidden:
-            if k < len(names) and (value := next(iter(values), None)) is not None:
-                common.append(str(value) if c.kind == "text" else f"{c.heading} {_plain(c.name, value)}")
-            columns[k] = replace(c, is_hidden=True)
+    rows = comparison.rows
+    cells = [(*_key_cells(comparison.names, d), *_cells(d)) for d in rows]
+    keys, common = _told_once(_key_columns(comparison), cells)
+    columns = [*keys, *_columns(rows)]
+    at = [c.name for c in columns].index("a")
+    bounds = [(i, at + k) for i, d in enumerate(rows) for k, side in enumerate((d.a, d.b)) if side.is_lower_bound]
     finding, *others = words(comparison)
     notes = [finding, *([f"All rows: {', '.join(common)}."] if common else []), *others]
-    return table_frame("compare", f"A = {label_a}, B = {label_b}", columns, rows, notes, bounds)
+    return make_table("compare", f"A = {label_a}, B = {label_b}", columns, cells, notes, bounds)
+
+
+def _told_once(keys: Sequence[Column], cells: Sequence[Sequence[Cell]]) -> tuple[list[Column], list[str]]:
+    """The first columns of a table, without those for people that are the same in all rows; and what these say."""
+    columns, common = [], []
+    for k, c in enumerate(keys):
+        values = {row[k] for row in cells}
+        if len(values) > 1 or c.is_hidden or c.name in ("phase", "phase_path"):
+            columns.append(c)
+            continue
+        columns.append(replace(c, is_hidden=True))
+        (value,) = values
+        if value is not None:
+            is_plain = c.name in COLUMNS and c.kind == "text"
+            common.append(_plain(c.name, value) if is_plain else f"{c.heading} {_plain(c.name, value)}")
+    return columns, common
+
+
+def _key_columns(comparison: Comparison) -> list[Column]:
+    """The columns by which rows match; phases by their path only where the name alone would not tell."""
+    names, hidden = comparison.names, {"kind", "timing"}
+    if "phase_path" in names:
+        places = {tuple(d.key[names.index(n)] for n in ("phase", "phase_path")) for d in comparison.rows}
+        hidden.add("phase_path" if len({phase for phase, _ in places}) == len(places) else "phase")
+    return [replace(column(n), sign="", is_hidden=n in hidden) for n in names]
+
+
+def _key_cells(names: Sequence[str], d: Difference) -> list[Cell]:
+    return ["all" if n.startswith("phase") and v is None else v for n, v in zip(names, d.key, strict=True)]
+
+
+def _cells(d: Difference) -> tuple[Cell, ...]:
+    figures = (d.a.value, d.b.value, d.change, d.u95, d.change_percent, d.u95_percent, d.p)
+    about = (verdict(d), d.a.runs, d.b.runs, d.repeats, d.is_same_sensor)
+    return column(d.figure).heading, *figures, *about
+
+
+def _columns(rows: Sequence[Difference]) -> list[Column]:
+    """Those of `_OF_A_ROW`, without those for people that say the same of all rows. Rows that nothing repeats say so in
+    their verdict, and seconds have no sensor."""
+    values: dict[str, set[Cell]] = {
+        "figure": {d.figure for d in rows},
+        "runs_a": {d.a.runs for d in rows},
+        "runs_b": {d.b.runs for d in rows},
+        "repeats": {d.repeats for d in rows if d.repeats != NOTHING},
+        "same_sensor": {d.is_same_sensor for d in rows if d.is_joules},
+    }
+    told_once = [name for name, own in values.items() if len(own) <= 1]
+    return [replace(c, is_hidden=c.is_hidden or c.name in told_once) for c in _OF_A_ROW]
 
 
 def words(comparison: Comparison) -> list[str]:
     """The comparison in sentences: the main finding first, then what it rests on."""
     tested = [d for d in comparison.rows if d.p is not None]
-    joules = [d.is_same_sensor for d in comparison.rows if d.figure == "j_per_batch"]
+    joules = [d.is_same_sensor for d in comparison.rows if d.is_joules]
+    ignored = ", ".join(column(n).heading if n.startswith(ATTRIBUTE) else n for n in comparison.ignored)
     each = "; ".join(f"{column(n).heading} {_plain(n, a)} in A, {_plain(n, b)} in B" for n, a, b in comparison.settings)
     sentences = {
         _summary(tested, comparison): True,
         f"Settings that differ: {each}.": each,
+        "Batches differ in size: joules and seconds are of one sample.": any(
+            d.figure in PER_SAMPLE for d in comparison.rows
+        ),
+        f"Not compared: {comparison.unequal} rows of batches of which some have no known size.": comparison.unequal,
         "One run on each side: repeats are its iterations. What differs from one run to the next (temperature, other "
         "load) is in no p value: record at least three runs of each to include it.": any(
             d.repeats in (PHASES, FOLDED) for d in tested
@@ -636,9 +731,7 @@ def words(comparison: Comparison) -> list[str]:
         "Different sensors: their gains and zeros are off independently, and that is in ± U95 and p.": (
             joules and not any(joules)
         ),
-        f"Ignored: {', '.join(comparison.ignored)}; rows that differ in nothing else are taken for repeats.": (
-            comparison.ignored
-        ),
+        f"Ignored: {ignored}; rows that differ in nothing else are taken for repeats.": ignored,
         f"Without a counterpart: {comparison.only_a} rows of A, {comparison.only_b} of B.": (
             comparison.only_a or comparison.only_b
         ),

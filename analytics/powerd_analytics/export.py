@@ -1,14 +1,11 @@
 """One model of a table, and every form in which a table leaves the house.
 
-A table is a pandas frame. Its cells are plain Python values: text, whole numbers, numbers, True and False, and None
-where there is no value. `table_frame` makes one; ``frame.attrs`` then holds
+A `Table` has columns, rows of plain cells (text, whole numbers, numbers, True and False, None where there is no
+value), notes that hold for all of it, and bounds: cells that are known from one side only, because a sensor stood at
+full scale.
 
-- ``name`` and ``title``, ``notes`` (what holds for the whole table) and ``provenance`` (measured, modelled, simulated);
-- ``units`` by column, and ``columns``: every `Column` as a dict;
-- ``bounds``: cells [row, column] that are known from one side only, because a sensor stood at full scale.
-
-Programs take CSV, JSON, Parquet and HDF5, with full precision. People take the terminal, Markdown, LaTeX and HTML,
-which all show what `rounded` makes of a frame.
+Programs take CSV, JSON (a list of rows), Parquet and HDF5, with full precision. People take the terminal, Markdown and
+LaTeX, which all show what `rounded` makes of a table.
 """
 
 from __future__ import annotations
@@ -21,8 +18,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from html import escape
+from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TextIO
@@ -32,7 +28,7 @@ import numpy as np
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.measure import Measurement
-from rich.table import Table
+from rich.table import Table as RichTable
 from rich.text import Text
 
 from powerd_analytics.terminal import NO_EDGE, hanging, print_unbroken
@@ -76,40 +72,54 @@ class Column:
         return self.kind in ("number", "integer")
 
 
-def table_frame(
-    name: str, title: str, columns: Sequence[Column], rows: Sequence[Sequence[Cell]], notes: Sequence[str] = (),
-    bounds: Sequence[tuple[int, int]] | None = None,
-) -> pd.DataFrame:  # fmt: skip
-    """A table. Without ``bounds``, all columns with a sign are bounds in rows whose ``is_lower_bound`` is true."""
-    import pandas as pd
+Row = tuple[Cell, ...]
 
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Columns and rows, with what a reader must know of them."""
+
+    name: str
+    """For programs: the key in an HDF5 file, the label in LaTeX."""
+    title: str
+    columns: tuple[Column, ...]
+    rows: tuple[Row, ...]
+    notes: tuple[str, ...] = ()
+    bounds: frozenset[tuple[int, int]] = frozenset()
+    """Row and column of the cells that are known from one side only."""
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the columns."""
+        return [column.name for column in self.columns]
+
+    def records(self) -> list[dict[str, Cell]]:
+        """The rows by the names of the columns."""
+        return [dict(zip(self.names, row, strict=True)) for row in self.rows]
+
+
+def make_table(
+    name: str,
+    title: str,
+    columns: Sequence[Column],
+    rows: Iterable[Mapping[str, Cell] | Sequence[Cell]],
+    notes: Sequence[str] = (),
+    bounds: Iterable[tuple[int, int]] | None = None,
+) -> Table:
+    """A table of rows by name or in the order of the columns.
+
+    Without ``bounds``, all columns with a sign are bounds in rows whose ``is_lower_bound`` is true.
+    """
     names = [c.name for c in columns]
+    lines = [tuple(row.get(n) for n in names) if isinstance(row, Mapping) else tuple(row) for row in rows]
     if bounds is None:
         at = names.index("is_lower_bound") if "is_lower_bound" in names else None
-        bounded = [i for i, row in enumerate(rows) if at is not None and row[at] is True]
+        bounded = [i for i, row in enumerate(lines) if at is not None and row[at] is True]
         bounds = [(i, k) for i in bounded for k, c in enumerate(columns) if c.sign]
-    frame = pd.DataFrame([list(row) for row in rows], columns=names, dtype=object)
-    provenances = {str(row[names.index("provenance")]) for row in rows} if "provenance" in names else set()
-    frame.attrs = {
-        "name": name,
-        "title": title,
-        "notes": list(notes),
-        "provenance": sorted(provenances),
-        "units": {c.name: c.units for c in columns if c.units},
-        "columns": [asdict(c) for c in columns],
-        "bounds": [list(b) for b in bounds],
-    }
-    return frame
-
-
-def columns_of(frame: pd.DataFrame) -> list[Column]:
-    """The columns of a frame that `table_frame` made."""
-    return [Column(**c) for c in frame.attrs["columns"]]
-
-
-def rows_of(frame: pd.DataFrame) -> list[tuple[Cell, ...]]:
-    """The rows of a frame."""
-    return list(frame.itertuples(index=False, name=None))
+    return Table(name, title, tuple(columns), tuple(lines), tuple(notes), frozenset(bounds))
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,26 +128,25 @@ class Rounded:
 
     columns: list[Column]
     places: list[int]
-    """Where each of the columns stands in the frame."""
+    """Where each of the columns stands in the table."""
     lines: list[list[str]]
     footnotes: list[str]
 
 
-def rounded(frame: pd.DataFrame) -> Rounded:
-    """A frame for people. The texts of a column ``note`` become footnotes, equal ones once."""
-    columns, separator = columns_of(frame), frame.attrs.get("separator", "; ")
-    bounds = {(row, column) for row, column in frame.attrs["bounds"]}
+def rounded(table: Table) -> Rounded:
+    """A table for people. The texts of a column ``note`` become footnotes, equal ones once."""
+    columns = table.columns
     numbers: dict[str, int] = {}
     lines = []
-    for r, row in enumerate(rows_of(frame)):
+    for r, row in enumerate(table.rows):
         cells = []
         for k, (column, value) in enumerate(zip(columns, row, strict=True)):
             if column.name == "note":
-                texts = [text for text in str(value or "").split(separator) if text]
+                texts = [text for text in str(value or "").split("; ") if text]
                 marks = [numbers.setdefault(text, len(numbers) + 1) for text in texts]
                 cells.append(" ".join(map(str, sorted(marks))))
             else:
-                cells.append(_shown(column, value, is_bound=(r, k) in bounds))
+                cells.append(_shown(column, value, is_bound=(r, k) in table.bounds))
         lines.append(cells)
     places = [
         k
@@ -173,10 +182,10 @@ def cell_text(name: str, value: float, places: int = 4) -> str:
 # -- programs ----------------------------------------------------------------------------------------------------------
 
 
-def to_csv(frame: pd.DataFrame) -> str:
+def to_csv(table: Table) -> str:
     """RFC 4180 with the columns' names as header; numbers in full precision, nothing for what has no value."""
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([map(csv_cell, row) for row in (frame.columns, *rows_of(frame))])
+    csv.writer(text, lineterminator="\n").writerows([map(csv_cell, row) for row in (table.names, *table.rows)])
     return text.getvalue()
 
 
@@ -217,23 +226,9 @@ def _finite(value: Any) -> Any:
     return [_finite(v) for v in value] if isinstance(value, list | tuple) else value
 
 
-def to_json(frames: Sequence[pd.DataFrame]) -> str:
-    """A JSON object by the tables' names: columns with their units, rows as objects, notes."""
-    documents = {
-        frame.attrs["name"]: {
-            "title": frame.attrs["title"],
-            "units": frame.attrs["units"],
-            "rows": frame.to_dict("records"),
-            "notes": frame.attrs["notes"],
-        }
-        for frame in frames
-    }
-    return to_json_text(documents) + "\n"
-
-
-def rows_to_json(frame: pd.DataFrame) -> str:
-    """A JSON list of the rows alone."""
-    return to_json_text(frame.to_dict("records")) + "\n"
+def to_json(table: Table) -> str:
+    """A JSON list of the rows, each an object by the columns' names; null for what has no value."""
+    return to_json_text(table.records()) + "\n"
 
 
 def arrow_schema(columns: Iterable[Column], metadata: Mapping[Any, str] | None = None) -> pa.Schema:
@@ -262,12 +257,12 @@ def arrow_table(
     return pa.table(arrays, schema=arrow_schema(columns, metadata))
 
 
-def write_parquet(frame: pd.DataFrame, path: Path) -> None:
+def write_parquet(table: Table, path: Path) -> None:
     """The table as Parquet, with its title and notes as metadata."""
     import pyarrow.parquet as pq
 
-    about = {"title": encodable(frame.attrs["title"]), "notes": encodable("\n".join(frame.attrs["notes"]))}
-    pq.write_table(arrow_table(columns_of(frame), frame.to_dict("records"), about), path)
+    about = {"title": encodable(table.title), "notes": encodable("\n".join(table.notes))}
+    pq.write_table(arrow_table(table.columns, table.records(), about), path)
 
 
 def write_rows(
@@ -304,22 +299,22 @@ def write_rows(
 # -- people ------------------------------------------------------------------------------------------------------------
 
 
-def print_tables(frames: Sequence[pd.DataFrame], console: Console) -> None:
-    """One table a frame, with numbered footnotes."""
-    for frame in frames:
-        shown = rounded(frame)
-        table, width = _table(frame.attrs["title"], shown), console.width
+def print_tables(tables: Sequence[Table], console: Console) -> None:
+    """One after the other, with numbered footnotes."""
+    for table in tables:
+        shown = rounded(table)
+        drawn, width = _drawn(table.title, shown), console.width
         options = console.options.update(max_width=NO_EDGE)
         if not console.is_terminal:  # a file or a pipe has no edge: columns are never folded there
-            console.width = max(width, Measurement.get(console, options, table).maximum)
+            console.width = max(width, Measurement.get(console, options, drawn).maximum)
         for longest in range(32, 10, -2) if console.is_terminal else ():
             # Two characters of padding a column are given up first.
-            if Measurement.get(console, options, table).minimum - 2 * len(shown.columns) <= width:
+            if Measurement.get(console, options, drawn).minimum - 2 * len(shown.columns) <= width:
                 break
-            table = _table(frame.attrs["title"], shown, longest)
-        print_unbroken(table, console)
+            drawn = _drawn(table.title, shown, longest)
+        print_unbroken(drawn, console)
         console.width = width
-        for note in [*(f"{i}  {note}" for i, note in enumerate(shown.footnotes, 1)), *frame.attrs["notes"]]:
+        for note in [*(f"{i}  {note}" for i, note in enumerate(shown.footnotes, 1)), *table.notes]:
             text = f" {printable(note)}"
             console.print(hanging(text, width) if console.is_terminal else text, markup=False, highlight=False)
         console.print()
@@ -328,9 +323,9 @@ def print_tables(frames: Sequence[pd.DataFrame], console: Console) -> None:
 _NAMES = ("layer", "phase", "phase_path", "path", "model", "run")
 
 
-def _table(title: str, shown: Rounded, longest: int | None = None) -> Table:
+def _drawn(title: str, shown: Rounded, longest: int | None = None) -> RichTable:
     """With ``longest``, names that others gave and that have more characters are shortened in the middle."""
-    table = Table(
+    table = RichTable(
         title=_text(title), title_justify="left", title_style="bold", header_style="bold", box=SIMPLE_HEAD
     )  # fmt: skip
     for column in shown.columns:
@@ -351,18 +346,19 @@ def _text(text: str) -> Text:
     return Text(printable(text))
 
 
-def to_markdown(frames: Sequence[pd.DataFrame]) -> str:
-    """One Markdown table a frame, with numbered footnotes."""
+def to_markdown(tables: Sequence[Table]) -> str:
+    """One Markdown table each, with numbered footnotes."""
     out: list[str] = []
-    for frame in frames:
-        shown = rounded(frame)
+    for table in tables:
+        shown = rounded(table)
         head = [c.heading or c.name for c in shown.columns]
         lines = ["| " + " | ".join(map(markdown_cell, line)) + " |" for line in (head, *shown.lines)]
         lines.insert(1, "|" + "|".join(" ---: " if c.is_numeric else " --- " for c in shown.columns) + "|")
-        out += [f"**{markdown_cell(frame.attrs['title'])}**", "", *lines, ""]
+        out += [f"**{markdown_cell(table.title)}**", ""] if table.title else []
+        out += [*lines, ""]
         out += [f"{i}. {markdown_cell(note)}" for i, note in enumerate(shown.footnotes, 1)]
         out += [""] * bool(shown.footnotes)
-        for note in frame.attrs["notes"]:
+        for note in table.notes:
             out += [f"*{markdown_cell(note)}*", ""]
     return "\n".join(out)
 
@@ -384,81 +380,43 @@ _LATEX = {
 }  # fmt: skip
 
 
-def to_latex(frames: Sequence[pd.DataFrame]) -> str:
+def to_latex(tables: Sequence[Table]) -> str:
     r"""Floating tables with \caption and \label{tab:NAME}; put \usepackage{booktabs} into the preamble.
 
     The text is UTF-8, which LaTeX reads by itself since 2018; XeLaTeX and LuaLaTeX print every character of a name.
     """
-    import pandas as pd
-
     out = [r"% \usepackage{booktabs}"]
-    for frame in frames:
-        shown = rounded(frame)
-        lines = [[latex_text(cell) for cell in line] for line in shown.lines]
-        text = (
-            pd.DataFrame(lines, columns=range(len(shown.columns)), dtype=object)
-            .to_latex(
-                index=False,
-                header=[latex_text(c.heading or c.name) for c in shown.columns],
-                column_format="".join("r" if c.is_numeric else "l" for c in shown.columns),
-                caption=latex_text(frame.attrs["title"]),
-                label=f"tab:{re.sub('[^A-Za-z0-9:_.-]', '-', frame.attrs['name'])}",
-                escape=False,
-            )
-            .replace(r"\begin{table}", "\\begin{table}\n\\centering", 1)
-        )
+    for table in tables:
+        shown = rounded(table)
         notes = [f"$^{{{i}}}$ {latex_text(note)}" for i, note in enumerate(shown.footnotes, 1)]
-        notes += map(latex_text, frame.attrs["notes"])
-        if notes:
-            below = " \\\\\n".join(notes)
-            below = f"\n\\smallskip\n\\begin{{minipage}}{{\\linewidth}}\\footnotesize\n{below}\n\\end{{minipage}}\n"
-            text = text.replace(r"\end{table}", below + r"\end{table}")
-        out.append(text)
+        notes += map(latex_text, table.notes)
+        below = [r"\smallskip", r"\begin{minipage}{\linewidth}\footnotesize", " \\\\\n".join(notes), r"\end{minipage}"]
+        out += [
+            r"\begin{table}",
+            r"\centering",
+            rf"\caption{{{latex_text(table.title)}}}",
+            rf"\label{{tab:{re.sub('[^A-Za-z0-9:_.-]', '-', table.name)}}}",
+            rf"\begin{{tabular}}{{{''.join('r' if c.is_numeric else 'l' for c in shown.columns)}}}",
+            r"\toprule",
+            _latex_row([c.heading or c.name for c in shown.columns]),
+            r"\midrule",
+            *map(_latex_row, shown.lines),
+            r"\bottomrule",
+            r"\end{tabular}",
+            *(below if notes else ()),
+            r"\end{table}",
+            "",
+        ]
     return "\n".join(out)
+
+
+def _latex_row(cells: Sequence[str]) -> str:
+    return " & ".join(map(latex_text, cells)) + r" \\"
 
 
 def latex_text(text: str) -> str:
     """Text that LaTeX prints as it is; hyphens that it would join to a dash are kept apart."""
     return "".join(_LATEX.get(c, c) for c in printable(text)).replace("--", "-{}-").replace("--", "-{}-")
-
-
-_STYLE = """
-body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 75rem; color-scheme: light dark; }
-div.wide { overflow-x: auto; }
-table { border-collapse: collapse; }
-th { border-bottom: 1.5px solid; }
-caption { text-align: left; font-weight: 600; padding: 1.5rem 0 .4rem; }
-th, td { padding: .15rem .7rem; text-align: left; white-space: nowrap; }
-.n { text-align: right; font-variant-numeric: tabular-nums; }
-"""
-
-
-def to_html(frames: Sequence[pd.DataFrame], title: str = "Tables") -> str:
-    """A page that needs no other file."""
-    body = "\n".join(map(_html_table, frames))
-    head = f'<meta charset="utf-8">\n<title>{_html(title)}</title>\n<style>{_STYLE}</style>'
-    return f'<!DOCTYPE html>\n<html lang="en">\n<head>\n{head}\n</head>\n<body>\n{body}\n</body>\n</html>\n'
-
-
-def _html_table(frame: pd.DataFrame) -> str:
-    shown = rounded(frame)
-    classes = [' class="n"' if c.is_numeric else "" for c in shown.columns]
-
-    def line(tag: str, cells: Sequence[str]) -> str:
-        of_line = (f"<{tag}{of}>{_html(cell)}</{tag}>" for of, cell in zip(classes, cells, strict=True))
-        return f"<tr>{''.join(of_line)}</tr>"
-
-    head = line("th", [c.heading or c.name for c in shown.columns])
-    body = "\n".join(line("td", cells) for cells in shown.lines)
-    caption = f"<caption>{_html(frame.attrs['title'])}</caption>"
-    table = f"<table>\n{caption}\n<thead>{head}</thead>\n<tbody>\n{body}\n</tbody>\n</table>"
-    items = "".join(f"<li>{_html(note)}</li>" for note in shown.footnotes)
-    notes = "".join(f"<p>{_html(note)}</p>" for note in frame.attrs["notes"])
-    return f'<div class="wide">{table}</div>\n{f"<ol>{items}</ol>" if items else ""}{notes}'
-
-
-def _html(text: str) -> str:
-    return escape(printable(text))
 
 
 # -- files -------------------------------------------------------------------------------------------------------------
@@ -493,7 +451,7 @@ FORMAT, FORMAT_VERSION = "powerd-tables", 1
 TABLES = "tables"
 
 
-def write_tables(path: Path, frames: Sequence[pd.DataFrame], *, overwrite: bool = False) -> None:
+def write_tables(path: Path, written: Sequence[Table], *, overwrite: bool = False) -> None:
     """Put tables into ``/tables/NAME`` of a run file, of a file of tables, or of a new file of tables.
 
     Each column is a dataset of one dimension with its unit as an attribute, so that xarray, pandas and h5py read a
@@ -509,24 +467,24 @@ def write_tables(path: Path, frames: Sequence[pd.DataFrame], *, overwrite: bool 
         with steady_hdf5(partial, "r+" if is_there else "x") as (file, _):
             if not is_there:
                 file.attrs.update({"format": FORMAT, "format_version": FORMAT_VERSION})
-            for frame in frames:
-                _add(path, file.require_group(TABLES), frame, overwrite)
+            for table in written:
+                _add(path, file.require_group(TABLES), table, overwrite)
             if is_run and "attributes" in file:
                 del file["attributes"]
             if is_run and DIGEST in file.attrs:
                 file.attrs[DIGEST] = digest(file)
 
 
-def _add(path: Path, tables: h5py.Group, frame: pd.DataFrame, overwrite: bool) -> None:
-    name = own_name(frame.attrs["name"])
+def _add(path: Path, tables: h5py.Group, table: Table, overwrite: bool) -> None:
+    name = own_name(table.name)
     if name in tables:
         if not overwrite:
             raise RunFileError(f"{path} has a table {name!r} already: give --overwrite to replace it")
         del tables[name]
     group = tables.create_group(name, track_order=True)
-    group.attrs.update({"title": clean(frame.attrs["title"]), "notes": clean("\n".join(frame.attrs["notes"]))})
-    for column in columns_of(frame):
-        name, values = own_name(column.name), list(frame[column.name])
+    group.attrs.update({"title": clean(table.title), "notes": clean("\n".join(table.notes))})
+    for k, column in enumerate(table.columns):
+        name, values = own_name(column.name), [row[k] for row in table.rows]
         if column.kind == "text":
             write_strings(group, name, ["" if v is None else str(v) for v in values])
             group[name].attrs.update({"_Encoding": "utf-8", "units": ""})  # how netCDF says that bytes are text
@@ -554,6 +512,7 @@ def read_table(path: str | Path, name: str) -> pd.DataFrame:
             for column, data in file[TABLES][name].items():
                 columns[column] = [v.decode() for v in data[:]] if data.dtype.kind == "S" else data[:]
                 units[column] = str(data.attrs.get("units", ""))
+
     frame = pd.DataFrame(columns)
     frame.attrs["units"] = units
     return frame

@@ -1,8 +1,8 @@
-"""Campaigns of thousands of runs: one Parquet file with a row for each run file and the records of its table.
+"""Campaigns of thousands of runs: one Parquet file with a row for each run file and the rows of its frame.
 
 `index_runs` reads the run files below a directory, on all cores or on a Dask cluster, and brings an index that is there
-up to date: only files that are new or changed are read. `index_records` gives the records back without opening a run
-file. `query` answers SQL by DuckDB, which sees the index and nothing else.
+up to date: only files that are new or changed are read. `index_frame` gives the frame back without opening a run file.
+`query` answers SQL by DuckDB, which sees the index and nothing else.
 """
 
 from __future__ import annotations
@@ -13,23 +13,38 @@ import math
 import multiprocessing
 import os
 import signal
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import CancelledError, Executor, ProcessPoolExecutor
+from concurrent.futures import CancelledError, Executor, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset
 import pyarrow.parquet as pq
+from threadpoolctl import threadpool_limits
 
-from powerd_analytics.export import Cell, Column, Kind, arrow_schema, arrow_table, table_frame, whole_file
-from powerd_analytics.jobs import apart, job_records, jobs_of
-from powerd_analytics.records import COLUMNS, RECORD_VERSION, Record, run_records, to_frame
+from powerd_analytics.export import Cell, Column, Kind, Table, arrow_schema, arrow_table, make_table, whole_file
+from powerd_analytics.figures import (
+    ATTRIBUTE,
+    COLUMNS,
+    FRAME_VERSION,
+    Frame,
+    Record,
+    attributes_in,
+    column,
+    frame_from,
+    rows_of,
+    run_frame,
+    together,
+    typed,
+)
+from powerd_analytics.machines import apart, jobs_of, of_machines
 from powerd_analytics.runs.run import Progress, no_progress, pick
 from powerd_client.log import install_hint
 from powerd_client.recording import release
@@ -110,8 +125,8 @@ def look_below(folder: Path) -> Below:
 
 # -- the index ---------------------------------------------------------------------------------------------------------
 
-INDEX_VERSION = 1
-CURRENT = (INDEX_VERSION, RECORD_VERSION)
+INDEX_VERSION = 2
+CURRENT = (INDEX_VERSION, FRAME_VERSION)
 SUFFIX = ".parquet"
 NAME = "index.parquet"
 """The index of a directory that was given no other name, in that directory."""
@@ -121,17 +136,20 @@ METADATA = b"powerd-index"
 _OF_FILES = (
     Column("file_bytes", "integer", "1", "size of the run file"),
     Column("file_mtime_ns", "integer", "ns", "when the run file was last changed, since 1970"),
-    Column("records", "integer", "1", "how many records the run has"),
+    Column("records", "integer", "1", "how many rows its frame has"),
     Column("error", "text", "", "why the file could not be read"),
 )
-"""Columns that only rows of kind `FILE` have, beside ``path``, ``run``, ``run_id``, ``created_utc`` and ``host``."""
-FILE_COLUMNS = {c.name: c for c in _OF_FILES}
+FILE_COLUMNS = {
+    c.name: c for c in (*(COLUMNS[n] for n in ("path", "run", "run_id", "created_utc", "host")), *_OF_FILES)
+}
+"""Columns of rows of kind `FILE`; the last four only these have."""
 OF_JOB, PART, WHOLE = "of_job", "part", "whole"
 INDEX_COLUMNS = {
     **COLUMNS,
     **FILE_COLUMNS,
-    OF_JOB: Column(OF_JOB, "text", "", "part: of one machine of a job over several; whole: of such a job"),
+    OF_JOB: Column(OF_JOB, "text", "", "part: of one machine of a training over several; whole: of such a training"),
 }
+"""Columns of every index, in their order. Behind them are those of the runs' attributes, by name."""
 ROW_GROUP = 100_000
 AGAIN = "make it again with `joules index DIR`"
 
@@ -147,19 +165,41 @@ class Index:
     is_own: bool
     """Whether this release of powerd wrote it: then its rows can be kept."""
 
+    @property
+    def frame_columns(self) -> list[str]:
+        """Those of the runs' frames: all but what is said of files."""
+        return [*COLUMNS, *(name for name in self.columns if name.startswith(ATTRIBUTE))]
+
     def table(self, columns: Iterable[str]) -> pa.Table:
         """All rows of these columns; a column that a former release did not know is null."""
         try:
             table = pq.read_table(self.path, columns=[name for name in columns if name in self.columns])
         except (pa.ArrowException, OSError) as error:
             raise RunFileError(f"{self.path} is damaged ({error}): {AGAIN}") from error
-        for column in arrow_schema(INDEX_COLUMNS[name] for name in columns if name not in self.columns):
-            table = table.append_column(column, pa.nulls(len(table), column.type))
+        for unknown in arrow_schema(INDEX_COLUMNS[name] for name in columns if name not in self.columns):
+            table = table.append_column(unknown, pa.nulls(len(table), unknown.type))
         return table.select(list(columns))
 
-    def files(self) -> pa.Table:
+    def files(self) -> list[dict[str, Any]]:
         """The rows of run files."""
-        return self.table(("kind", "path", *FILE_COLUMNS)).filter(pc.field("kind") == FILE)
+        return list(self.table(("kind", *FILE_COLUMNS)).filter(pc.field("kind") == FILE).to_pylist())
+
+    def rows(self) -> pa.Table:
+        """The rows of the runs' frames, each run as if it were alone."""
+        table = self.table((*self.frame_columns, OF_JOB))
+        is_of_file = pc.field(OF_JOB).is_null() | (pc.field(OF_JOB) != WHOLE)
+        return table.filter((pc.field("kind") != FILE) & is_of_file).drop_columns([OF_JOB])
+
+
+_PANDAS = {pa.string(): pd.StringDtype(), pa.int64(): pd.Int64Dtype(), pa.bool_(): pd.BooleanDtype()}
+
+
+def _frame(rows: pa.Table) -> Frame:
+    """The frame of an index's rows. Which attributes there are, and of what kind, follows from these rows alone."""
+    frame = rows.to_pandas(types_mapper=_PANDAS.get)
+    attributes = attributes_in(frame)
+    missing = [name for name in attributes if not frame[name].notna().any()]
+    return typed(frame.astype(dict.fromkeys(attributes, object)).drop(columns=missing))
 
 
 def is_index(path: Path) -> bool:
@@ -189,7 +229,8 @@ def open_index(path: Path | str, *, any_version: bool = False) -> Index:
     # The link that an index may be reached by does not tell where its runs are.
     below = Path(os.path.realpath(path)).parent
     runs = path.parent if root == "." else Path(os.path.normpath(below / root))
-    is_own = (version, of_release, schema.names) == (CURRENT, release(), list(INDEX_COLUMNS))
+    fixed = schema.names[: len(INDEX_COLUMNS)]
+    is_own = (version, of_release, fixed) == (CURRENT, release(), list(INDEX_COLUMNS))
     return Index(path, runs, tuple(schema.names), is_own)
 
 
@@ -197,42 +238,34 @@ def index_files(path: Path) -> list[Path]:
     """The run files of an index. Raises `RunFileError` as `open_index`, and where some could not be read."""
     index = open_index(path)
     files = index.files()
-    if broken := files.filter(pc.field("error").is_valid())["path"].to_pylist():
+    if broken := [file["path"] for file in files if file["error"] is not None]:
         raise RunFileError(
             f"{index.runs / broken[0]} could not be read when {index.path} was made (nor {len(broken) - 1} others): "
             "a campaign is all of its runs; take it away and index again"
         )
-    return [index.runs / name for name in files["path"].to_pylist()]
+    return [index.runs / file["path"] for file in files]
 
 
-def index_records(path: Path | str, device: str | None = None, *, progress: Progress = no_progress) -> list[Record]:
-    """The records of all runs of an index, as `run_records` gives them, without opening a run file: those of jobs over
-    several machines are left to `merge_jobs`.
+def index_frame(path: Path | str, device: str | None = None, *, progress: Progress = no_progress) -> Frame:
+    """The frame of all runs of an index, without opening a run file: that of `powerd_analytics.figures.run_frame` for
+    each, one below the other. Machines of one training are left to `powerd_analytics.machines.merge_machines`.
 
     Raises `RunFileError` as `open_index`, `AnalysisError` for an unknown device.
     """
     index = open_index(path)
     progress(0.0, f"reading {index.path}")
-    table = index.table((*COLUMNS, OF_JOB))
-    is_of_file = pc.field(OF_JOB).is_null() | (pc.field(OF_JOB) != WHOLE)
-    table = table.filter((pc.field("kind") != FILE) & is_of_file).drop_columns([OF_JOB])
+    rows = index.rows()
     if device is not None:
-        known = table["device"].unique().to_pylist()
-        table = table.filter(pc.field("device") == pick(device, known, "device"))
-    records: list[Record] = table.to_pylist()
-    for record in records:
-        batch_size = record["batch_size"]
-        if isinstance(batch_size, float) and batch_size.is_integer():
-            record["batch_size"] = int(batch_size)
-        record["path"] = str(index.runs / str(record["path"]))
-    if not records:
+        devices = rows["device"].drop_null().unique().to_pylist()
+        of_device = rows.filter(pc.field("device") == pick(device, devices, "device"))["path"].unique()
+        # Seconds of ranks are of no device.
+        is_own = (pc.field("device") == device) | ((pc.field("kind") == "rank") & pc.field("path").isin(of_device))
+        rows = rows.filter(is_own)
+    if not len(rows):
         raise AnalysisError(f"{index.path}: there is no run in it")
-    return records
-
-
-def index_frame(path: Path | str, device: str | None = None) -> pd.DataFrame:
-    """The same as a pandas frame, as `to_frame` makes it."""
-    return to_frame(index_records(path, device))
+    frame = _frame(rows)
+    frame["path"] = (f"{index.runs}{os.sep}" + frame["path"]) if index.runs != Path() else frame["path"]
+    return frame
 
 
 # -- many run files, here or on a cluster ------------------------------------------------------------------------------
@@ -255,7 +288,7 @@ class Reduced(Generic[T]):
 
 def reduce_runs(
     paths: Iterable[Path],
-    function: Reducer[T] = run_records,  # type: ignore[assignment]
+    function: Reducer[T] = run_frame,
     *,
     jobs: int | None = None,
     scheduler: str | None = None,
@@ -319,25 +352,44 @@ def _failed(path: Path, error: BaseException) -> Reduced[Any]:
 
 def _on_processes(count: int, function: Reducer[T], paths: Sequence[Path], done: Callable[[Reduced[T]], None]) -> None:
     """A process that dies takes its pool along: some of the files then have no result."""
-    others = multiprocessing.active_children()
+    others = set(multiprocessing.active_children())
     # Spawned, not forked: HDF5 and numerical libraries hold locks and threads that a fork would copy in any state.
-    with ProcessPoolExecutor(count, multiprocessing.get_context("spawn")) as pool:
+    spawning = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(count, spawning, initializer=_with_one_thread) as pool:
         try:
-            unread = _in_executor(pool, function, paths, done)
+            with _ctrl_c_later():
+                futures = _submitted(pool, function, paths)
+            unread = _gathered(futures, done)
         except BaseException:
-            for process in set(multiprocessing.active_children()) - set(others):
+            for process in set(multiprocessing.active_children()) - others:
                 process.kill()  # it only reads
             raise
     if unread and count == 1:
         done(_failed(unread[0], PeerError("the process that read it was killed (out of memory?)")))
 
 
-def _in_executor(
-    pool: Executor, function: Reducer[T], paths: Sequence[Path], done: Callable[[Reduced[T]], None]
-) -> list[Path]:
+def _with_one_thread() -> None:
+    # A thread a core in each of as many processes would wait for each other.
+    threadpool_limits(1)
+
+
+@contextlib.contextmanager
+def _ctrl_c_later() -> Iterator[None]:
+    """Processes that begin here inherit Ctrl-C as blocked. It goes to the whole group: the parent, which does see it,
+    ends them. An initializer would come too late, as they are interrupted while they still import."""
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def _submitted(pool: Executor, function: Reducer[T], paths: Sequence[Path]) -> list[tuple[Path, Future[Reduced[T]]]]:
+    return [(path, pool.submit(reduced, function, path)) for path in paths]
+
+
+def _gathered(futures: Sequence[tuple[Path, Future[Reduced[T]]]], done: Callable[[Reduced[T]], None]) -> list[Path]:
     """Returns the files, in order, that a broken pool left unread."""
-    with _ctrl_c_later():
-        futures = [(path, pool.submit(reduced, function, path)) for path in paths]
     unread = []
     for path, future in futures:
         error = future.exception()
@@ -348,26 +400,6 @@ def _in_executor(
         else:
             done(future.result())
     return unread
-
-
-@contextlib.contextmanager
-def _ctrl_c_later() -> Iterator[None]:
-    """Processes that begin here never see Ctrl-C, which goes to the whole group: the parent, which does, ends them. It
-    is interrupted when all have begun; a pool that is left between two of them may wait for ever."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    came: list[int] = []
-    handler = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
-    # Blocked, and so inherited as blocked; another thread may still take the signal.
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        signal.signal(signal.SIGINT, handler)
-    if came and callable(handler):
-        handler(came[0], None)
 
 
 def _on_cluster(
@@ -388,7 +420,7 @@ def _on_cluster(
         try:
             # Not pure: a file under a known name may hold something else than before.
             with client.get_executor(pure=False) as pool:
-                _in_executor(pool, function, paths, done)
+                _gathered(_submitted(pool, function, paths), done)
         except CancelledError:
             raise PeerError(f"the Dask cluster at {scheduler} went away") from None
 
@@ -396,7 +428,7 @@ def _on_cluster(
 # -- making an index ---------------------------------------------------------------------------------------------------
 
 BLOCK = 4096
-"""Run files whose records are in memory as such at one time; the rest is in columns."""
+"""Run files whose frames are in memory one by one at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -443,28 +475,33 @@ def index_runs(
     below = look_below(folder)
     failed = list(below.unreadable)
     states = _states_of(folder, below.files, failed)
-    rows = before.files().to_pylist() if before is not None else []
-    known = {r["path"]: (r["file_bytes"], r["file_mtime_ns"]) for r in rows if r["error"] is None}
-    todo = [name for name, state in states.items() if known.get(name) != state]
-    vanished = sorted({r["path"] for r in rows} - set(states))
+    files = {file["path"]: file for file in before.files()} if before is not None else {}
+    is_kept = {
+        name: file["error"] is None and states.get(name) == (file["file_bytes"], file["file_mtime_ns"])
+        for name, file in files.items()
+    }
+    todo = [name for name in states if not is_kept.get(name)]
+    vanished = sorted(set(files) - set(states))
     is_due = before is None or bool(todo or vanished)
     if is_due and not os.access(out.parent, os.W_OK):  # before hours of reading are for nothing
         raise RunFileError(f"{out} cannot be written: its directory takes no files, or is none")
-    unchanged = [name for name in states if name not in set(todo)]
-    tables = [_rows_kept(before, unchanged)] if before is not None else []
+    unchanged = [name for name in states if is_kept.get(name)]
+    frames = [_frame(before.rows().filter(pc.field("path").isin(unchanged)))] if before is not None else []
     read = 0
     for i in range(0, len(todo), BLOCK):
         names = todo[i : i + BLOCK]
-        results: list[Reduced[list[Record]]] = reduce_runs(
+        results: list[Reduced[Frame]] = reduce_runs(
             [folder / name for name in names], jobs=jobs, scheduler=scheduler, progress=progress
         )
         failed += [r.error for r in results if r.error is not None]
         read += sum(r.error is None for r in results)
-        tables.append(_rows_of_files(names, results, states))
+        of_names = list(zip(names, results, strict=True))
+        files |= {name: _row_of_file(name, states[name], result) for name, result in of_names}
+        frames.append(together([frame_from([]), *(r.value.assign(path=n) for n, r in of_names if r.value is not None)]))
     if is_due and (unchanged or read):
         progress(1.0, f"writing {out}")
         root = os.path.relpath(folder.resolve(), out.absolute().parent.resolve())
-        write(out, _with_jobs(_in_order(tables, list(states))), root)
+        _write(out, [files[name] for name in states], together(frames), root)
     gone = tuple(str(folder / name) for name in vanished)
     return IndexReport(out, len(unchanged) + read, read, tuple(failed), gone, tuple(map(str, below.unbuilt)), afresh)
 
@@ -501,67 +538,52 @@ def _states_of(folder: Path, paths: Sequence[Path], failed: list[str]) -> dict[s
     return states
 
 
-def _rows_of_files(
-    names: Sequence[str], results: Sequence[Reduced[list[Record]]], states: dict[str, tuple[int, int]]
-) -> pa.Table:
-    """Rows of run files, each followed by its records."""
-    rows: list[Record] = []
-    for name, result in zip(names, results, strict=True):
-        records, (size, mtime) = result.value or [], states[name]
-        first = records[0] if records else {"run": Path(name).stem}
-        row: Record = {key: first.get(key) for key in ("run", "run_id", "created_utc", "host")}
-        row |= {"kind": FILE, "path": name, "file_bytes": size, "file_mtime_ns": mtime}
-        rows.append(row | {"records": len(records), "error": result.error})
-        rows += [record | {"path": name} for record in records]
-    return arrow_table(INDEX_COLUMNS.values(), rows)
+def _row_of_file(name: str, state: tuple[int, int], result: Reduced[Frame]) -> Record:
+    frame = result.value if result.value is not None else frame_from([])
+    first = next(iter(rows_of(frame.iloc[:1])), {"run": Path(name).stem})
+    row: Record = {key: first.get(key) for key in FILE_COLUMNS}
+    row |= {"kind": FILE, "path": name, "file_bytes": state[0], "file_mtime_ns": state[1]}
+    return row | {"records": len(frame), "error": result.error}
 
 
-def _rows_kept(before: Index, names: Sequence[str]) -> pa.Table:
-    """The rows that a former index has of these files. Jobs over several machines are made anew of what is there."""
-    table = before.table(INDEX_COLUMNS)
-    is_whole = pc.fill_null(pc.equal(table[OF_JOB], WHOLE), False)
-    return table.filter(pc.and_(pc.is_in(table["path"], pa.array(names, pa.string())), pc.invert(is_whole)))
+def _write(out: Path, files: Sequence[Record], frame: Frame, root: str) -> None:
+    """Write an index at once: each file followed by its rows, and behind all of them those of trainings over several
+    machines, whose parts are marked. Raises `RunFileError`.
 
-
-def _in_order(tables: Sequence[pa.Table], names: Sequence[str]) -> pa.Table:
-    """In the order of the files, however many indexings the rows came from."""
-    table = pa.concat_tables([table.replace_schema_metadata(None) for table in tables])
-    return table.take(pc.sort_indices(pc.index_in(table["path"], pa.array(names, pa.string()))))  # which is stable
-
-
-def _with_jobs(table: pa.Table) -> pa.Table:
-    """The rows of files and of their records, those of parts of jobs marked, and rows of the jobs behind them.
-
-    Jobs are looked for anew whenever files come or go. Runs that seem to be of one job and do not say so are left
+    Trainings are looked for anew whenever files come or go. Runs that seem to be of one and do not say so are left
     apart: an index is of what is there, and who makes a table of them is told.
     """
-    ranked = table.filter(pc.and_(table["world_size"].is_valid(), pc.not_equal(table["kind"], FILE)))
-    _, members = apart(ranked.select(list(COLUMNS)).to_pylist())
-    jobs = [job for job in jobs_of(members, strict=False) if len(job) > 1]
-    parts = pa.array([m.path for job in jobs for m in job], pa.string())
-    is_part = pc.and_(pc.is_in(table["path"], parts), pc.not_equal(table["kind"], FILE))
-    marks = pc.if_else(is_part, pa.scalar(PART, pa.string()), pa.scalar(None, pa.string()))
-    at = table.schema.get_field_index(OF_JOB)
-    of_jobs = arrow_table(INDEX_COLUMNS.values(), [r | {OF_JOB: WHOLE} for job in jobs for r in job_records(job)])
-    return pa.concat_tables([table.set_column(at, table.schema.field(at), marks), of_jobs.cast(table.schema)])
-
-
-def write(out: Path, table: pa.Table, root: str) -> None:
-    """Write the index at once. Raises `RunFileError`."""
+    jobs = [job for job in jobs_of(apart(frame)[1], strict=False) if len(job) > 1]
+    parts = {member.path for job in jobs for member in job}
+    every = together([frame, *map(of_machines, jobs)])
+    marks = [PART if path in parts else None for path in frame["path"]] + [WHOLE] * (len(every) - len(frame))
+    every[OF_JOB] = pd.Series(marks, dtype=object)
+    attributes = [name for name in sorted(attributes_in(every)) if every[name].notna().any()]
+    kinds: dict[str, Kind] = {"float64": "number", "boolean": "flag", "string": "text"}
+    columns = [*INDEX_COLUMNS.values(), *(replace(column(n), kind=kinds[str(every[n].dtype)]) for n in attributes)]
+    about = {METADATA: json.dumps({"version": CURRENT, "runs": root, "powerd_version": release()})}
+    schema = arrow_schema(columns, about)
+    arrays = [
+        pa.array(every[c.name], type, from_pandas=True) if c.name in every else pa.nulls(len(every), type)
+        for c, type in zip(columns, schema.types, strict=True)
+    ]
+    rows = pa.concat_tables([arrow_table(columns, files, about), pa.table(arrays, schema=schema)])
+    # In the order of the files, however many indexings the rows came from.
+    places = {file["path"]: i for i, file in enumerate(files)}
+    of_rows = [len(files) if mark == WHOLE else places[path] for mark, path in zip(marks, every["path"], strict=True)]
+    in_order = np.argsort([*range(len(files)), *of_rows], kind="stable")
     with whole_file(out) as partial:
-        about = {METADATA: json.dumps({"version": CURRENT, "runs": root, "powerd_version": release()})}
-        whole = table.cast(arrow_schema(INDEX_COLUMNS.values(), about))
-        pq.write_table(whole, partial, compression="zstd", row_group_size=ROW_GROUP)
+        pq.write_table(rows.take(in_order), partial, compression="zstd", row_group_size=ROW_GROUP)
 
 
 # -- SQL ---------------------------------------------------------------------------------------------------------------
 
-VIEWS = {"runs": "run", "phases": "phase", "totals": "total", "ranks": "rank", "jobs": "job"}
-"""View -> ``kind`` of its records. Beside these there is ``files``, a row a run file. Of a job over several machines
-there are its own records, not those of its parts."""
+VIEWS = {"runs": "run", "phases": "phase", "totals": "total", "ranks": "rank"}
+"""View -> ``kind`` of its rows. Beside these there is ``files``, a row a run file. Of a training over several machines
+there are its own rows, not those of its parts."""
 
 
-def query(path: Path, sql: str, *, progress: Progress = no_progress) -> pd.DataFrame:
+def query(path: Path, sql: str, *, progress: Progress = no_progress) -> Table:
     """The answer of an index to one SELECT over its views: those of `VIEWS` and ``files``.
 
     The database is in memory and has no way to any file or variable: it is given the rows. Raises `RunFileError` as
@@ -576,13 +598,7 @@ def query(path: Path, sql: str, *, progress: Progress = no_progress) -> pd.DataF
     connection = duckdb.connect(":memory:", config={"python_enable_replacements": "false", "temp_directory": ""})
     connection.register("_index", pyarrow.dataset.dataset(str(index.path.absolute()), format="parquet"))
     connection.execute("SET enable_external_access = false")
-    runs = "" if str(index.runs) == "." else f"{index.runs}/".replace("'", "''")
-    of_files = ("path", "run", "run_id", "created_utc", "host", *FILE_COLUMNS)
-    views = {view: (tuple(COLUMNS), f"kind = '{kind}'") for view, kind in VIEWS.items()}
-    for view, (columns, condition) in {**views, "files": (of_files, f"kind = '{FILE}'")}.items():
-        names = ", ".join(f"'{runs}' || path AS path" if n == "path" else n for n in columns)
-        once = f"{condition} AND {OF_JOB} IS DISTINCT FROM '{PART}'"
-        connection.execute(f"CREATE VIEW {view} AS SELECT {names} FROM _index WHERE {once}")
+    _create_views(connection, index)
     connection.execute("SET lock_configuration = true")
     try:
         statements = connection.extract_statements(sql)
@@ -601,7 +617,20 @@ def query(path: Path, sql: str, *, progress: Progress = no_progress) -> pd.DataF
         again = [n for n in range(2, len(described) + 1) if f"{name}_{n}" not in names_made]
         names_made.append(f"{name}_{again[0]}" if name in names_made else name)
     columns_made = [Column(name, _kind(sql_type)) for name, (_, sql_type) in zip(names_made, described, strict=True)]
-    return table_frame("query", "", columns_made, [tuple(map(_cell, row)) for row in rows], bounds=())
+    return make_table("query", "", columns_made, [tuple(map(_cell, row)) for row in rows], bounds=())
+
+
+def _create_views(connection: Any, index: Index) -> None:
+    runs = "" if index.runs == Path() else f"{index.runs}/".replace("'", "''")
+    # DuckDB does not tell names by their case: the second of two that differ in nothing else gets another name.
+    own = [d[0] for d in connection.execute("SELECT * FROM _index LIMIT 0").description]
+    quoted = {name: '"' + n.replace('"', '""') + '"' for name, n in zip(index.columns, own, strict=True)}
+    quoted["path"] = f"'{runs}' || path AS path"
+    views = {view: (index.frame_columns, kind) for view, kind in VIEWS.items()} | {"files": (list(FILE_COLUMNS), FILE)}
+    for view, (columns, kind) in views.items():
+        names = ", ".join(quoted[name] for name in columns if name in quoted)
+        is_own = f"kind = '{kind}' AND {OF_JOB} IS DISTINCT FROM '{PART}'"
+        connection.execute(f"CREATE VIEW {view} AS SELECT {names} FROM _index WHERE {is_own}")
 
 
 def _kind(sql_type: str) -> Kind:

@@ -13,18 +13,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import hypot
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from powerd_analytics.energy.uncertainty import Estimate
-from powerd_analytics.export import Cell, Column, table_frame
+from powerd_analytics.export import Cell, Column, Table, make_table
 from powerd_analytics.operations.counts import BYTES_PER_VALUE, EXECUTED, PAPER, OperationCount, Work
 from powerd_analytics.runs.phases import is_number_cell
 from powerd_analytics.table import LAYER, PhaseRow, PhaseTable
 from powerd_analytics.text import joined
 from powerd_core.errors import AnalysisError
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 PASSES = ("forward", "backward")
 BOTH = "forward+backward"
@@ -315,7 +312,7 @@ COLUMNS = (
 )
 
 
-def layer_frame(rows: Sequence[LayerEnergy]) -> pd.DataFrame:
+def layer_table(rows: Sequence[LayerEnergy]) -> Table:
     """One row a `LayerEnergy`; attributes of the phases beside model and batch size follow as ``attribute_NAME``."""
     extra = list(dict.fromkeys(k for r in rows for k in r.group if k not in ("model", "batch_size")))
     lines: list[list[Cell]] = [
@@ -330,4 +327,4 @@ def layer_frame(rows: Sequence[LayerEnergy]) -> pd.DataFrame:
         for r in rows
     ]  # fmt: skip
     columns = (*COLUMNS, *(Column(f"attribute_{name}", heading=name) for name in extra))
-    return table_frame("layers", "Energy of layers", columns, lines)
+    return make_table("layers", "Energy of layers", columns, lines)

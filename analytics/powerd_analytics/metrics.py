@@ -1,147 +1,21 @@
-"""Figures of merit from energy and time: plain functions, each with its source; and values with their uncertainty.
+"""Figures of merit from energy and time: plain functions, each with its source.
 
-Every function takes plain numbers, numpy arrays or `Quantity` values, and gives the same; a `Quantity` carries its
-uncertainty through, with correlations (a joule that stands twice, a gain that two values share). Where energy and time
-both come in, energy is the one to be a `Quantity` when only one is. Division by a zero raises `ZeroDivisionError`, as
-for plain numbers (numpy warns instead); settings out of range raise `AnalysisError`.
-
-Uncertainties are propagated to first order (GUM 5.1 and 5.2), which is right while relative ones are small: each value
-keeps its share of every error that it was made from, with the sign, so that shared errors add up or cancel.
+Every function takes plain numbers or numpy arrays, and gives the same. Division of a number by zero raises
+`ZeroDivisionError` (numpy warns instead); settings out of range raise `AnalysisError`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from powerd_analytics.energy.uncertainty import COVERAGE_FACTOR, Estimate
 from powerd_core.errors import AnalysisError
 
 Values = NDArray[np.float64]
-Errors = Mapping[Hashable, float]
-"""Signed standard uncertainty in the value's unit, by the error that it comes from."""
-
-
-class _Own:
-    """An error that nothing else shares."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Quantity:
-    """A value in some unit, with statistical errors (they average out) and systematic ones (repeats share them)."""
-
-    value: float
-    statistical: Errors = field(default_factory=dict, repr=False)
-    systematic: Errors = field(default_factory=dict, repr=False)
-
-    __array_ufunc__ = None  # numpy's numbers leave the arithmetic to us
-
-    @classmethod
-    def measured(
-        cls, value: float, u_statistical: float = 0.0, u_systematic: float | Mapping[Hashable, float] = 0.0
-    ) -> Quantity:
-        """A new measurement. Uncertainties are standard ones, in the value's unit.
-
-        ``u_systematic`` as a number is this measurement's own; by name (``{"gain of gpu0.ext12v": 0.4}``), all values
-        that are given the same name share that error: they are off to the same side where the signs agree. Raises
-        `AnalysisError` for what is no finite number, and for a negative uncertainty that has no name.
-        """
-        named = u_systematic if isinstance(u_systematic, Mapping) else {_Own(): u_systematic}
-        is_negative = u_statistical < 0 or (not isinstance(u_systematic, Mapping) and u_systematic < 0)
-        if is_negative or not all(map(math.isfinite, (value, u_statistical, *named.values()))):
-            raise AnalysisError(f"{value} ± {u_statistical} ± {u_systematic}: a quantity needs finite numbers, and no "
-                                "uncertainty is negative")  # fmt: skip
-        statistical: Errors = {_Own(): u_statistical} if u_statistical else {}
-        return cls(float(value), statistical, {k: u for k, u in named.items() if u})
-
-    @classmethod
-    def of(cls, estimate: Estimate) -> Quantity:
-        """Joules of a table, with a systematic part of their own."""
-        return cls.measured(estimate.energy_j, estimate.u_statistical_j, estimate.u_systematic_j)
-
-    @property
-    def u_statistical(self) -> float:
-        """Standard uncertainty by what averages out."""
-        return math.hypot(*self.statistical.values())
-
-    @property
-    def u_systematic(self) -> float:
-        """Standard uncertainty by what repeats share."""
-        return math.hypot(*self.systematic.values())
-
-    @property
-    def u(self) -> float:
-        """Combined standard uncertainty."""
-        return math.hypot(self.u_statistical, self.u_systematic)
-
-    @property
-    def u95(self) -> float:
-        """Expanded uncertainty: the value lies within ± this with about 95 % confidence."""
-        return COVERAGE_FACTOR * self.u
-
-    def correlation(self, other: Quantity) -> float:
-        """Coefficient of correlation with another, 0 where either is exact."""
-        shared = sum(u * other.statistical.get(key, 0.0) for key, u in self.statistical.items())
-        shared += sum(u * other.systematic.get(key, 0.0) for key, u in self.systematic.items())
-        return shared / (self.u * other.u) if self.u and other.u else 0.0
-
-    def __str__(self) -> str:
-        return f"{self.value:.6g} ± {self.u95:.2g} (k = {COVERAGE_FACTOR:g})"
-
-    def __add__(self, other: Quantity | float) -> Quantity:
-        if isinstance(other, Quantity):
-            return _combined(self.value + other.value, (self, 1.0), (other, 1.0))
-        return _combined(self.value + other, (self, 1.0))
-
-    __radd__ = __add__
-
-    def __neg__(self) -> Quantity:
-        return self * -1.0
-
-    def __sub__(self, other: Quantity | float) -> Quantity:
-        return self + -other
-
-    def __rsub__(self, other: float) -> Quantity:
-        return -self + other
-
-    def __mul__(self, other: Quantity | float) -> Quantity:
-        if isinstance(other, Quantity):
-            return _combined(self.value * other.value, (self, other.value), (other, self.value))
-        return _combined(self.value * other, (self, other))
-
-    __rmul__ = __mul__
-
-    def __truediv__(self, other: Quantity | float) -> Quantity:
-        if isinstance(other, Quantity):
-            ratio = self.value / other.value
-            return _combined(ratio, (self, 1 / other.value), (other, -ratio / other.value))
-        return _combined(self.value / other, (self, 1 / other))
-
-    def __rtruediv__(self, other: float) -> Quantity:
-        ratio = other / self.value
-        return _combined(ratio, (self, -ratio / self.value))
-
-    def __pow__(self, power: int) -> Quantity:
-        return _combined(float(self.value**power), (self, float(power * self.value ** (power - 1))))
-
-
-def _combined(value: float, *parts: tuple[Quantity, float]) -> Quantity:
-    """A value made of others, each with its derivative."""
-    statistical: dict[Hashable, float] = {}
-    systematic: dict[Hashable, float] = {}
-    for quantity, derivative in parts:
-        for total, errors in ((statistical, quantity.statistical), (systematic, quantity.systematic)):
-            for key, u in errors.items():
-                total[key] = total.get(key, 0.0) + derivative * u
-    return Quantity(value, statistical, systematic)
-
-
-N = TypeVar("N", float, Quantity, Values)
+N = TypeVar("N", float, Values)
 
 J_PER_KWH = 3.6e6
 
@@ -246,28 +120,33 @@ def iterations_of(epochs: float, dataset_size: float, batch_size: float, *, drop
     return math.floor(epochs * each + 0.5)  # round() would take 4.5 batches for 4, and 1.5 for 2
 
 
-def co2_g(energy_j: N, g_per_kwh: N | float) -> N:
+def co2_g(energy_j: N, g_per_kwh: float) -> N:
     """Grams of CO2 equivalent at a stated intensity of the grid. Multiply by a site's PUE beforehand, if it counts."""
     return energy_j * (_factor(g_per_kwh, "g/kWh") / J_PER_KWH)
 
 
-def money(energy_j: N, price_per_kwh: N | float) -> N:
+def money(energy_j: N, price_per_kwh: float) -> N:
     """What the energy costs, in the currency of a stated price."""
     return energy_j * (_factor(price_per_kwh, "a price of a kWh") / J_PER_KWH)
 
 
-def best(values: Sequence[float] | Sequence[Quantity] | Values) -> int:
+def best(values: ArrayLike) -> int:
     """Index of the lowest value, the first of several. Raises `AnalysisError` for none, and for what is no number."""
-    return int(np.argmin(_finite([v.value if isinstance(v, Quantity) else v for v in values], "value")))
+    return int(np.argmin(_finite(values, "value")))
 
 
-def as_good_as_best(values: Sequence[Quantity]) -> list[int]:
-    """Indices of all whose difference from the lowest is within its expanded uncertainty, the lowest among them.
+def as_good_as_best(values: ArrayLike, u95: ArrayLike) -> NDArray[np.intp]:
+    """Indices of all values [n] whose difference from the lowest is within its expanded uncertainty, the lowest among
+    them. ``u95`` [n] are those of the values, which are off independently of each other.
 
-    Errors that they share cancel in the difference.
+    What they share, such as the gain of one sensor, is to be left out of ``u95``: it cancels in a difference. Raises
+    `AnalysisError` for NaN, infinities and arrays of other lengths.
     """
-    lowest = values[best(values)]
-    return [i for i, value in enumerate(values) if (value - lowest).value <= (value - lowest).u95]
+    x, u = _finite(values, "value"), _finite(u95, "U95")
+    if len(u) != len(x):
+        raise AnalysisError(f"{len(x)} values and {len(u)} uncertainties: each value needs its own")
+    lowest = best(x)
+    return np.flatnonzero(x - x[lowest] <= np.hypot(u, u[lowest]))
 
 
 def pareto_front(time_s: ArrayLike, energy_j: ArrayLike) -> NDArray[np.intp]:
@@ -294,8 +173,7 @@ def _finite(values: ArrayLike, what: str) -> Values:
     return array
 
 
-def _factor(value: N | float, what: str) -> N | float:
-    number = value.value if isinstance(value, Quantity) else value
-    if not (np.isfinite(number) & (np.asarray(number) >= 0)).all():
+def _factor(value: float, what: str) -> float:
+    if not (math.isfinite(value) and value >= 0):
         raise AnalysisError(f"{what} is {value}: it must be a finite number, 0 or more")
     return value

@@ -1,49 +1,65 @@
-"""Tables that anybody published: whole trainings from tables of phases, and the best of several configurations.
+"""Tables that anybody published: as a frame of figures, whole trainings from tables of phases, the best configuration.
 
-`read_table` reads CSV or Parquet into a `TableFile`; faults name file, row (from 1, below the header) and column.
-`training_totals` sums the phases of each configuration (`joules totals`), `choose` picks the best row against a
-reference (`joules pick`). docs/reference/totals.md has the columns and the rules.
+`read_table` reads CSV or Parquet into a `TableFile`; errors name file, row (from 1, below the header) and column.
+`published_frame` makes it the frame that runs have, `training_totals` sums the phases of each configuration
+(`joules totals`), `choose` picks the best row against a reference (`joules pick`). docs/reference/totals.md has the
+columns and the rules.
 """
 
 from __future__ import annotations
 
-import csv
 import io
 import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import pandas as pd
 
 from powerd_analytics import metrics
+from powerd_analytics.energy.uncertainty import NORMAL
+from powerd_analytics.figures import (
+    ATTRIBUTE,
+    COLUMNS,
+    Condition,
+    Frame,
+    Values,
+    floats,
+    is_known,
+    typed,
+    with_eds,
+    worked_out,
+)
+from powerd_analytics.figures import column as column_of
 from powerd_analytics.runs.run import Progress, no_progress
+from powerd_analytics.text import parsed
 from powerd_core.errors import AnalysisError, ConfigError, RunFileError
 from powerd_core.text import printable
 
-if TYPE_CHECKING:
-    import pandas as pd
-
 # -- tables of others --------------------------------------------------------------------------------------------------
 
-# float() also takes "1_000", "infinity" and digits of other scripts: nothing that a table should hold.
-_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class TableFile:
-    """A table by columns. Cells are texts without blanks around them; ``""`` is an empty cell."""
+    """A table as it was written."""
 
     name: str
     """The file, as messages call it."""
-    columns: tuple[str, ...]
-    cells: Mapping[str, Sequence[str]]
-    """Column -> cells [n]."""
-    rows: int
+    cells: pd.DataFrame
+    """Texts without blanks around them, by column; ``""`` is an empty cell."""
 
     def __len__(self) -> int:
-        return self.rows
+        return len(self.cells)
+
+    @property
+    def columns(self) -> list[str]:
+        """Their names, in order."""
+        return list(self.cells.columns)
 
     def at(self, row: int) -> str:
         """Where row ``row`` (from 0) stands."""
@@ -60,88 +76,89 @@ class TableFile:
                 has = printable(", ".join(self.columns), limit=300)
                 raise AnalysisError(f"{self.name}: no column {column!r}: it has {has}")
 
-    def texts(self, column: str) -> Sequence[str]:
+    def texts(self, column: str) -> list[str]:
         """Cells [n] of a column of names, none empty or with control characters."""
         self.require(column)
         for row, text in enumerate(self.cells[column]):
             if not text or _CONTROL.search(text):
                 raise self.fault(row, column, "is empty, or holds a control character")
-        return self.cells[column]
+        return list(self.cells[column])
 
-    def numbers(
-        self, column: str, *, positive: bool = False, signed: bool = False, whole: bool = False
-    ) -> list[float | None]:
-        """Cells [n] of a column as finite numbers, None where empty.
+    def numbers(self, column: str, *, positive: bool = False, signed: bool = False, whole: bool = False) -> Values:
+        """Cells [n] of a column as finite numbers, NaN where empty.
 
         Zero is refused when ``positive``, what is below zero unless ``signed``, fractions when ``whole``. Raises
         `AnalysisError` for the first cell that is anything else.
         """
         self.require(column)
-        numbers: list[float | None] = []
+        numbers = np.full(len(self), np.nan)
         for row, text in enumerate(self.cells[column]):
+            if not text:
+                continue
             value = parsed(text)
-            if value is None and text:
+            if value is None:
                 raise self.fault(row, column, f"{printable(text, limit=40)!r} is no finite number (decimal point)")
-            if value is not None and ((value < 0 and not signed) or (value == 0 and positive)):
+            if (value < 0 and not signed) or (value == 0 and positive):
                 raise self.fault(row, column, f"{text}: must {'be above 0' if positive else 'not be negative'}")
-            if value is not None and whole and not value.is_integer():
+            if whole and not value.is_integer():
                 raise self.fault(row, column, f"{text} is no whole number")
-            numbers.append(value)
+            numbers[row] = value
         return numbers
-
-
-def parsed(text: str) -> float | None:
-    """A finite decimal number, else None."""
-    value = float(text) if _NUMBER.fullmatch(text) else math.inf
-    return value if math.isfinite(value) else None
 
 
 def read_table(path: Path, progress: Progress = no_progress) -> TableFile:
     """Read a table: Parquet by its first bytes, else CSV (comma, semicolon or tab; UTF-8, or UTF-16 with its mark).
 
-    Rows without any text are skipped. Raises `RunFileError` for a file that cannot be read,
+    Rows without any text are skipped, and columns without a name. Raises `RunFileError` for a file that cannot be read,
     `AnalysisError` for one that is no table: empty, columns twice, rows longer or shorter than the header.
     """
     name = printable(str(path), limit=200)
     progress(0.5, f"reading {name}")
     try:
         data = path.read_bytes()
+        lines = _parquet(data) if data[:4] == b"PAR1" else _csv(data)
+    except ValueError as error:
+        raise AnalysisError(f"{name} is no table: {printable(' '.join(str(error).split()), limit=200)}") from error
     except OSError as error:
         raise RunFileError(f"{name} cannot be read: {error.strerror or error}") from error
-    rows = [cells for cells in (_parquet(name, data) if data[:4] == b"PAR1" else _csv(name, data)) if any(cells)]
-    if len(rows) < 2:
+    lines = lines.map(str.strip, na_action="ignore")
+    lines = lines[lines.fillna("").ne("").any(axis=1)]
+    if len(lines) < 2:
         raise AnalysisError(f"{name} is no table: it needs a header and rows")
-    header = rows.pop(0)
-    for i, cells in enumerate(rows, 1):
-        if len(cells) != len(header):
-            raise AnalysisError(f"{name}, row {i}: {len(cells)} cells, but the header has {len(header)}")
+    header, cells = [str(text) for text in lines.iloc[0]], lines.iloc[1:].reset_index(drop=True)
+    for row in np.flatnonzero(cells.isna().any(axis=1)):
+        raise AnalysisError(f"{name}, row {row + 1}: {cells.iloc[row].count()} cells, but the header has {len(header)}")
     for column in header:
         if _CONTROL.search(column) or (column and header.count(column) > 1):
             raise AnalysisError(f"{name}, header: {column!r} stands twice, or holds a control character")
-    return TableFile(name, tuple(header), dict(zip(header, zip(*rows, strict=True), strict=True)), len(rows))
+    cells.columns = pd.Index(header)
+    return TableFile(name, cells.loc[:, [bool(column) for column in header]])
 
 
-def _csv(name: str, data: bytes) -> list[list[str]]:
-    try:
-        text = data.decode("utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig")
-        first = re.sub(r'"[^"]*"', "", text.lstrip("\r\n").split("\n", 1)[0])  # a name in quotes may hold separators
-        delimiter = next((d for d in ",;\t" if d in first), ",")
-        reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
-        return [[cell.strip() for cell in row] for row in reader]
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise AnalysisError(f"{name} is no CSV in UTF-8: {printable(str(error), limit=200)}") from error
+def _csv(data: bytes) -> pd.DataFrame:
+    """The lines, the header among them; cells that a short line lacks have no value."""
+    text = data.decode("utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig")
+    first = re.sub(r'"[^"]*"', "", text.lstrip("\r\n").split("\n", 1)[0])  # a name in quotes may hold separators
+    separator = next((s for s in ",;\t" if s in first), ",")
+    # The other engine of pandas fills short lines up without a word.
+    return pd.read_csv(
+        io.StringIO(text), sep=separator, header=None, dtype=str, keep_default_na=False, engine="python"
+    )  # fmt: skip
 
 
-def _parquet(name: str, data: bytes) -> list[list[str]]:
+def _parquet(data: bytes) -> pd.DataFrame:
+    """The same of a Parquet file."""
     from pyarrow import ArrowException, BufferReader
     from pyarrow.parquet import read_table as read_parquet
 
     try:
         table = read_parquet(BufferReader(data))
-        columns = [["" if v is None else str(v).strip() for v in column.to_pylist()] for column in table.columns]
-    except (ArrowException, OSError, ValueError) as error:
-        raise AnalysisError(f"{name} is no Parquet file: {printable(str(error), limit=200)}") from error
-    return [[c.strip() for c in table.column_names], *map(list, zip(*columns, strict=True))]
+        columns = [
+            [name, *("" if v is None else str(v) for v in table[name].to_pylist())] for name in table.column_names
+        ]
+    except (ArrowException, KeyError) as error:  # one of a column that stands twice
+        raise ValueError(str(error)) from error
+    return pd.DataFrame(zip(*columns, strict=True))
 
 
 ENERGY_J = {"energy_j": 1.0, "energy_kj": 1e3, "energy_wh": 3.6e3, "energy_kwh": 3.6e6}
@@ -151,18 +168,145 @@ ROUNDED = 0.01
 """Two columns of one quantity may differ by this share: published figures are rounded."""
 
 
-def column_in(table: TableFile, names: Mapping[str, float], *, positive: bool = False) -> list[float | None]:
+def column_in(table: TableFile, names: Mapping[str, float], *, positive: bool = False) -> Values:
     """The column [n] in SI units, from the first of ``names`` (with their scales) that the table has.
 
     Raises `AnalysisError` for none, for two that differ by more than `ROUNDED`, and as `TableFile.numbers`.
     """
     present = [name for name in names if name in table.columns] or list(names)[:1]
-    si = [[None if v is None else v * names[n] for v in table.numbers(n, positive=positive)] for n in present]
+    with np.errstate(over="ignore"):  # what is too large is refused where it is used
+        si = [table.numbers(name, positive=positive) * names[name] for name in present]
     for other, values in zip(present[1:], si[1:], strict=True):
-        for row, (a, b) in enumerate(zip(si[0], values, strict=True)):
-            if a != b and (a is None or b is None or not math.isclose(a, b, rel_tol=ROUNDED)):
-                raise AnalysisError(f"{table.at(row)}, columns {present[0]} and {other} differ: leave one column out")
+        is_close = np.isclose(si[0], values, rtol=ROUNDED, atol=0, equal_nan=True)
+        for row in np.flatnonzero(~is_close):
+            raise AnalysisError(f"{table.at(int(row))}, columns {present[0]} and {other} differ: leave one column out")
     return si[0]
+
+
+def csv_text(frame: pd.DataFrame) -> str:
+    """A table of published figures as CSV, with 15 digits, so that sums of decimals read as such."""
+    rounded = frame.map(lambda value: float(f"{value:.15g}") if isinstance(value, float) else value)
+    text: str = rounded.to_csv(index=False, lineterminator="\n")
+    return text
+
+
+# -- as the frame of figures -------------------------------------------------------------------------------------------
+
+CAPS_W = ("max_power_w", "power_cap_w", "power_limit_w", "power_limit")
+"""Columns whose highest value is taken for the maximum power of a Zeus cost."""
+KINDS = ("phase", "total", "run", "rank")
+WHOLE = ("", "all", "total")
+"""Names of a phase that mean all of them."""
+_MOST = 2**53
+_OTHER_NAMES: Mapping[str, Sequence[str]] = {
+    "batch_size": ("batch_size", "batch"),
+    "device_name": ("device_name", "gpu"),
+    "power_cap_w": (*CAPS_W[1:], CAPS_W[0]),
+}
+"""Columns of a frame as others call them; the first that a table has counts."""
+_UNITS = {"energy_j": ENERGY_J, "time_s": TIME_S, "clock_hz": {"clock_hz": 1.0, "clock_mhz": 1e6}}
+_WORKED_OUT = ("power_w", "edp_js", "ed2p_js2", "j_per_sample", "samples_per_j", "s_per_sample", "edp_per_sample_js",
+               "eds", "u95_j")  # fmt: skip
+_UNSIGNED = ("batch_size", "gpus", "power_cap_w", "clock_hz", "iterations", "s_per_batch", "time_s", "energy_j")
+_OF_TRAININGS = ("s_per_training", "j_per_training")
+_PER_SAMPLE = ("j_per_sample", "s_per_sample", "samples_per_j", "edp_per_sample_js")
+
+
+def published_frame(table: TableFile) -> Frame:
+    """A table as the frame of figures: a row for each of its rows, in their order.
+
+    A row without a phase is a ``total``, others are a ``phase``, unless a column ``kind`` says so. Energy and time come
+    from the columns `ENERGY_J` and `TIME_S`, and from ``j_per_batch`` and ``s_per_batch``; what one of the two pairs
+    lacks follows from the other and ``iterations``. Without ``iterations``, a total of a batch is of one batch, and a
+    phase is as long as it was in all. ``u95_j`` and ``u95_s`` are of the energy and the time that a row has, and count
+    as systematic. Columns that a frame does not know are attributes, as they stand.
+
+    Raises `AnalysisError` with file, row and column for a cell that is no number where a figure stands.
+    """
+    names = {name: _first_of(table, _OTHER_NAMES.get(name, (name,))) for name in (*COLUMNS, *_OF_TRAININGS)}
+    read = {name: own for name, own in names.items() if own and name not in _WORKED_OUT}
+    if not set(table.cells.get("kind", ())) <= set(KINDS):
+        read.pop("kind")
+    columns: dict[str, Any] = {name: _column(table, name, own) for name, own in read.items()}
+    for name, units in _UNITS.items():
+        if _first_of(table, list(units)):
+            columns[name] = column_in(table, units)
+    used = {*read.values(), *_WORKED_OUT, "u95_s"}.union(*_UNITS.values())
+    for name in table.columns:
+        if name not in used:
+            columns[f"{ATTRIBUTE}{name.removeprefix(ATTRIBUTE)}"] = _attribute(table, name)
+    frame = pd.DataFrame(columns, index=pd.RangeIndex(len(table)))
+    frame = typed(frame.reindex(columns=[*COLUMNS, *(name for name in columns if name not in COLUMNS)]))
+    if "kind" not in read:
+        frame["kind"] = pd.Series(np.where(frame["phase"].fillna("").isin(WHOLE), "total", "phase"), dtype="string")
+    frame["phase"] = frame["phase"].mask(frame["phase"].isin(WHOLE))
+    frame["phase_path"] = frame["phase_path"].fillna(frame["phase"])
+    with np.errstate(all="ignore"):
+        return _with_figures(table, frame)
+
+
+def _column(table: TableFile, name: str, own: str) -> Any:
+    """A column of a frame from the one that a table has."""
+    kind = column_of(name).kind
+    if kind == "text":
+        return [text or None for text in table.cells[own]]
+    if kind == "flag":
+        return [text.casefold() in ("true", "1") if text else None for text in table.cells[own]]
+    values = table.numbers(own, signed=name not in _UNSIGNED, whole=kind == "integer")
+    for row in np.flatnonzero(np.abs(values) >= _MOST) if kind == "integer" else ():
+        raise table.fault(int(row), own, f"{table.cells[own][row]} is too large")
+    return values
+
+
+def _attribute(table: TableFile, name: str) -> pd.Series:
+    """A column that a frame does not know: numbers where all cells are, else texts."""
+    texts = table.cells[name]
+    values = [parsed(text) for text in texts]
+    if all(value is not None or not text for text, value in zip(texts, values, strict=True)):
+        return pd.Series(values, dtype="float64")
+    return pd.Series([text or None for text in texts], dtype="string")
+
+
+def _with_figures(table: TableFile, frame: Frame) -> Frame:
+    """The frame with what follows from the figures that its table states."""
+    is_phase, n = np.asarray(frame["kind"] == "phase"), floats(frame, "iterations")
+    is_of_all = is_known(frame, "energy_j") | is_known(frame, "time_s")
+    is_of_a_batch = ~is_of_all & (is_known(frame, "j_per_batch") | is_known(frame, "s_per_batch"))
+    n = np.where(~is_phase & is_of_a_batch & np.isnan(n), 1.0, n)
+    is_of_a_training = is_phase & np.isnan(floats(frame, "j_per_batch")) & np.isnan(n)
+    frame["iterations"] = pd.Series(n).astype("Int64")
+    joules, seconds = (
+        _stated(frame, n, each, whole) for each, whole in (("j_per_batch", "energy_j"), ("s_per_batch", "time_s"))
+    )
+    own_j = np.where(is_phase, floats(frame, "j_per_batch"), floats(frame, "energy_j"))
+    own_s = np.where(is_phase | (n > 0), floats(frame, "s_per_batch"), floats(frame, "time_s"))
+    if "u95_j" in table.columns:
+        is_unknown = frame["u_statistical_j"].isna() & frame["u_systematic_j"].isna()
+        u_j = table.numbers("u95_j") / NORMAL * np.abs(own_j / joules)
+        frame["u_systematic_j"] = frame["u_systematic_j"].mask(is_unknown, pd.Series(u_j))
+    if "u95_s" in table.columns:
+        u_s = table.numbers("u95_s") / NORMAL * np.abs(own_s / seconds)
+        frame["u_s_per_batch"] = frame["u_s_per_batch"].fillna(pd.Series(u_s))
+    frame = worked_out(frame)
+    for name in _PER_SAMPLE:
+        frame[name] = frame[name].mask(is_of_a_training)
+    frame["samples_per_s"] = frame["samples_per_s"].fillna(1 / frame["s_per_sample"])
+    return with_eds(frame)
+
+
+def _stated(frame: Frame, n: Values, each: str, whole: str) -> Values:
+    """[rows] the figure that a row states, of one batch or of all; in the frame, each is filled in by the other."""
+    of_each, of_all = floats(frame, each), floats(frame, whole)
+    is_phase, is_total = (np.asarray(frame["kind"] == kind) for kind in ("phase", "total"))
+    each_of_all = of_all / np.where(np.isnan(n), 1.0, n)
+    frame[each] = np.where(np.isnan(of_each) & (is_phase | is_total), each_of_all, of_each)
+    frame[whole] = np.where(np.isnan(of_all) & is_total, of_each * n, of_all)
+    first, second = np.where(is_phase, of_each, of_all), np.where(is_phase, of_all, of_each)
+    return np.where(np.isnan(first), second, first)
+
+
+def _first_of(table: TableFile, names: Sequence[str]) -> str | None:
+    return next((name for name in names if name in table.columns), None)
 
 
 # -- tables of phases --------------------------------------------------------------------------------------------------
@@ -231,18 +375,16 @@ def _rows(table: TableFile, names: Sequence[str]) -> pd.DataFrame:
     import pandas as pd
 
     table.require(*names)
-    columns: dict[str, Sequence[object]] = {"at": [table.at(row) for row in range(len(table))]}
+    rows = pd.DataFrame({"at": [table.at(row) for row in range(len(table))]})
     for name in names:
-        columns[name] = texts = table.texts(name)
+        rows[name] = texts = table.texts(name)
         if name in ("gpus", "batch"):
-            columns[name] = [int(n) for n in table.numbers(name, positive=True, whole=True) if n is not None]
+            rows[name] = table.numbers(name, positive=True, whole=True).astype(np.int64)
         elif name == "phase":
-            columns[name] = [text.casefold() for text in texts]
-    rows = pd.DataFrame(columns)
+            rows[name] = [text.casefold() for text in texts]
     for name in FIGURES:
         is_count = name == "iterations"
-        numbers = table.numbers(name, positive=is_count, whole=is_count) if name in table.columns else None
-        rows[name] = pd.Series(numbers, rows.index, float)
+        rows[name] = table.numbers(name, positive=is_count, whole=is_count) if name in table.columns else np.nan
     if (again := rows.duplicated(list(names))).any():
         row = rows[again].iloc[0]
         what = printable(", ".join(str(row[name]) for name in names), limit=200)
@@ -254,7 +396,7 @@ def _rows(table: TableFile, names: Sequence[str]) -> pd.DataFrame:
 
 Mix = dict[str, int]
 """How many GPUs of each kind one configuration has, each kind measured on one card: ``{"pascal": 2, "maxwell": 2}``."""
-COLUMNS = ("device", "model", "gpus", "batch", "time_s", "energy_j", "edp_js", "gflops_per_w")
+TOTALS = ("device", "model", "gpus", "batch", "iterations", "time_s", "energy_j", "edp_js", "gflops_per_w")
 AROUND = ("iteration", "step", "epoch", "training", "total", "all")
 """Names of phases that usually hold the others: beside these, a sum over phases counts them twice."""
 PASSES = ("forward", "backward")
@@ -287,13 +429,13 @@ def read_operations(path: Path) -> dict[str, float]:
     table = read_table(path)
     models = _rows(table, ["model"])["model"]
     values = column_in(table, {"operations": 1.0, "operations_m": 1e6, "ops_m": 1e6}, positive=True)
-    return {model: value for model, value in zip(models, values, strict=True) if value is not None}
+    return dict(pd.Series(values, models).dropna())
 
 
 def training_totals(
     table: pd.DataFrame, operations: Mapping[str, float] | None = None, mixes: Mapping[int, Mix] | None = None
 ) -> tuple[pd.DataFrame, list[str]]:
-    """Totals of every configuration in a table of `read_phases` by device, model, GPUs and batch, as `COLUMNS`, and
+    """Totals of every configuration in a table of `read_phases` by device, model, GPUs and batch, as `TOTALS`, and
     notes on them.
 
     Time is the sum over phases, energy the sum over phases x GPUs. A configuration of as many GPUs as a mix, on a kind
@@ -323,6 +465,7 @@ def training_totals(
         for unit in ("s", "j")
     )
     joules_of_batch = table["j_per_batch"].fillna(table["j_per_training"] / table["iterations"]).dropna().to_dict()
+    iterations = table["iterations"].groupby(level=KEYS[:-1]).agg(_common).dropna().astype(int).to_dict()
     totals: list[list[Any]] = []
     order = [*phases]
     for c in sorted(configurations, key=lambda c: (devices.index(c.device), order.index(c.model), c.gpus, c.batch)):
@@ -335,13 +478,19 @@ def training_totals(
         if operations is not None:
             passes = [phase for phase in PASSES if phase in phases[c.model]]
             gflops_per_w = _gflops_per_w(c, passes, counts, joules_of_batch, operations.get(c.model), notes)
-        totals.append([*c, time_s, energy_j, edp_js, gflops_per_w])
-        if not all(math.isfinite(v) for v in totals[-1][4:] if v is not None):
+        figures = [time_s, energy_j, edp_js, gflops_per_w]
+        totals.append([*c, iterations.get(c), *figures])
+        if not all(math.isfinite(v) for v in figures if v is not None):
             raise AnalysisError(f"{c}: its figures are too large: a sum or a product is not finite")
-    made = pd.DataFrame(totals, columns=list(COLUMNS))
-    if made[["time_s", "energy_j"]].isna().all(axis=None):
+    trainings = pd.DataFrame(totals, columns=list(TOTALS)).astype({"iterations": "Int64"})
+    if trainings[["time_s", "energy_j"]].isna().all(axis=None):
         raise AnalysisError(f"no configuration has a total: {notes[-1]}")
-    return made, list(dict.fromkeys(notes))
+    return trainings, list(dict.fromkeys(notes))
+
+
+def _common(values: pd.Series) -> float:
+    """The value that all have; NaN where they differ, or one has none."""
+    return float(values.iloc[0]) if values.nunique(dropna=False) == 1 else math.nan
 
 
 ByRow = Mapping[tuple[Any, ...], float]
@@ -404,44 +553,13 @@ def _lack(c: Configuration, what: str, phases: Sequence[str]) -> str:
 
 Metric = Literal["e", "edp", "eds", "cost"]
 
-CAPS_W = ("max_power_w", "power_cap_w", "power_limit_w", "power_limit")
-"""Columns whose highest value is taken for the maximum power of a Zeus cost."""
-COLUMN_OF: Mapping[Metric, str] = {"e": "energy_j", "edp": "edp_js", "eds": "eds", "cost": "cost_j"}
-
-
-@dataclass(frozen=True, slots=True)
-class Condition:
-    """``COLUMN=VALUE``: numbers compare as numbers, other cells as text."""
-
-    column: str
-    value: str
-
-    def holds(self, cell: str) -> bool:
-        """Whether a cell is that value."""
-        value, wanted = parsed(cell), parsed(self.value)
-        is_number = value is not None and wanted is not None and math.isclose(value, wanted, rel_tol=1e-9)
-        return is_number or cell == self.value
-
-    def rows(self, table: TableFile, among: Sequence[int]) -> list[int]:
-        """The rows for which it holds. Raises `AnalysisError` for a column that is not there, and for none."""
-        table.require(self.column)
-        cells = table.cells[self.column]
-        rows = [i for i in among if self.holds(cells[i])]
-        if not rows:
-            values = printable(", ".join(dict.fromkeys(filter(None, cells))), limit=300)
-            raise AnalysisError(f"{table.name}: no row has {self}; {self.column} is {values}")
-        return rows
-
-    def __str__(self) -> str:
-        return printable(f"{self.column}={self.value}", limit=120)
-
-
-def parse_condition(option: str, text: str) -> Condition:
-    """``COLUMN=VALUE``, at the first ``=``. Raises `ConfigError`."""
-    column, equals, value = (piece.strip() for piece in text.partition("="))
-    if not (column and equals):
-        raise ConfigError(f"{option} {printable(text)}: is not COLUMN=VALUE, as in power_cap_w=260")
-    return Condition(column, value)
+COLUMN_OF: Mapping[Metric, tuple[str, str]] = {
+    "e": ("energy_j", "j_per_sample"),
+    "edp": ("edp_js", "edp_per_sample_js"),
+    "eds": ("eds", "eds"),
+    "cost": ("cost_j", "cost_per_sample_j"),
+}
+"""The column of a metric: of the rows as they are, and of a sample."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -450,10 +568,13 @@ class Choice:
 
     row: int
     energy_j: float
+    """Of the whole row."""
     value: float
+    """The metric, as `COLUMN_OF` calls it."""
     energy_saving_pct: float
     performance_loss_pct: float
     saving_minus_loss_pct: float
+    is_per_sample: bool = False
 
 
 def choose(
@@ -469,29 +590,42 @@ def choose(
 ) -> tuple[list[Choice], list[str]]:
     """The best row in all that fulfil ``where``, or in each group of equal cells in the columns ``by``; and notes.
 
-    Energy comes from one of the columns `ENERGY_J`, time from one of `TIME_S` (`column_in`). Rows without one of them
-    were not run and are passed over; of equally good ones the first is taken. Raises `AnalysisError` for a table
-    without these columns or with two that differ, without exactly one reference row in a group, and with cells that are
-    no numbers, in any row. ``max_power_w`` None: the highest power cap in the group.
+    Energy and time are those of `published_frame`. Rows of a group that did unequal work, by their iterations or
+    samples, are compared by what they took for a sample, and then those of all groups are. Rows without energy or time
+    were not run and are passed over; of equally good ones the first is taken. ``max_power_w`` None: the highest power
+    cap in the group. Raises `AnalysisError` for a table without these columns or with two that differ, without exactly
+    one reference row in a group, with cells that are no numbers, in any row, and for unequal work where samples are not
+    known.
     """
     table.require(*by)
-    energy_j, time_s = column_in(table, ENERGY_J), column_in(table, TIME_S)
+    for each, units in (("j_per_batch", ENERGY_J), ("s_per_batch", TIME_S)):
+        if _first_of(table, (*units, each)) is None:
+            table.require(next(iter(units)))
+    frame = published_frame(table)
+    energy_j, time_s = floats(frame, "energy_j"), floats(frame, "time_s")
+    is_run = ~(np.isnan(energy_j) | np.isnan(time_s))
     rows = list(range(len(table)))
     for condition in where:
-        rows = condition.rows(table, rows)
+        rows = _rows_with(condition, table, rows)
     groups: dict[tuple[str, ...], list[int]] = {}
     for i in rows:
         groups.setdefault(tuple(table.cells[column][i] for column in by), []).append(i)
     notes: list[str] = []
+    work = _work(table, frame)
+    run = [work.loc[[i for i in group if is_run[i]]] for group in groups.values()]
+    unequal = next(filter(_is_unequal, run), None)
+    if unequal is not None:
+        notes.append(_by_the_sample(table, pd.concat(run), unequal))
+        energy_j, time_s = energy_j / np.asarray(work["samples"]), time_s / np.asarray(work["samples"])
     choices = []
     for group in groups.values():
-        ref = reference.rows(table, group)
+        ref = _rows_with(reference, table, group)
         if len(ref) > 1:
             raise AnalysisError(
                 f"{table.name}: {len(ref)} rows are the reference {reference}: "
                 "narrow them down with --where COLUMN=VALUE, or pick one of each with --by COLUMN"
             )
-        figures = {i: (e, t) for i in group if (e := energy_j[i]) is not None and (t := time_s[i]) is not None}
+        figures = {i: (float(energy_j[i]), float(time_s[i])) for i in group if is_run[i]}
         if not all(figures.get(ref[0], (0.0,))):
             raise AnalysisError(f"{table.at(ref[0])}: the reference {reference} has no energy or no time")
         notes += [f"{table.at(i)}: no energy or no time: not among the choices" for i in group if i not in figures]
@@ -516,15 +650,67 @@ def choose(
         (e, t), (e_ref, t_ref) = figures[best], figures[ref[0]]
         saving, loss = metrics.energy_saving_pct(e, e_ref), metrics.performance_loss_pct(t, t_ref)
         both = metrics.saving_minus_loss_pct(e, t, e_ref, t_ref)
-        choices.append(Choice(best, e, values[at], saving, loss, both))
+        whole_j = float(frame["energy_j"][best])
+        choices.append(Choice(best, whole_j, values[at], saving, loss, both, is_per_sample=unequal is not None))
     return choices, list(dict.fromkeys(notes))
 
 
+def _rows_with(condition: Condition, table: TableFile, among: Sequence[int]) -> list[int]:
+    """The rows for which it holds. Raises `AnalysisError` for a column that is not there, and for none."""
+    table.require(condition.column)
+    cells = table.cells[condition.column]
+    rows = [i for i in among if condition.holds(cells[i])]
+    if not rows:
+        values = printable(", ".join(dict.fromkeys(filter(None, cells))), limit=300)
+        raise AnalysisError(f"{table.name}: no row has {condition}; {condition.column} is {values}")
+    return rows
+
+
+def _work(table: TableFile, frame: Frame) -> pd.DataFrame:
+    """``iterations``, ``batch_size`` and ``samples`` of each row; NaN where the table does not say."""
+    iterations, batch_size = floats(frame, "iterations"), floats(frame, "batch_size")
+    samples = table.numbers("samples", positive=True) if "samples" in table.columns else np.full(len(table), np.nan)
+    samples = np.where(np.isnan(samples), iterations * batch_size, samples)
+    samples = np.where(samples > 0, samples, np.nan)
+    return pd.DataFrame({"iterations": iterations, "batch_size": batch_size, "samples": samples})
+
+
+def _is_unequal(work: pd.DataFrame) -> bool:
+    """Whether rows did unequal work, as far as the table says what they did.
+
+    At one batch size, iterations must be the same. At several, samples may differ by `ROUNDED`: the last batch of an
+    epoch is smaller.
+    """
+    counts = work[["iterations", "samples"]]
+    if counts.isna().all(axis=None):
+        return False
+    of_one_size = counts.groupby(work["batch_size"], dropna=False).nunique(dropna=False)
+    samples = work["samples"]
+    is_said_of_some = samples.isna().nunique() > 1
+    return bool((of_one_size > 1).any(axis=None) or is_said_of_some or samples.max() > (1 + ROUNDED) * samples.min())
+
+
+def _by_the_sample(table: TableFile, work: pd.DataFrame, unequal: pd.DataFrame) -> str:
+    """The note on rows that are compared by the sample. Raises `AnalysisError` where one has no number of samples."""
+    ranges = [
+        f"{unequal[name].min():g} to {unequal[name].max():g} {name}"
+        for name in ("iterations", "samples")
+        if unequal[name].nunique() > 1
+    ]
+    what = f"the rows did unequal work ({ranges[0] if ranges else 'as far as some say'})"
+    for row in work.index[work["samples"].isna()]:
+        raise AnalysisError(
+            f"{table.at(row)}: {what}, and this one does not say of how many samples: "
+            "give columns iterations and batch, or samples"
+        )
+    return f"{table.name}: {what}: energy and time are compared by the sample"
+
+
 def _max_power_w(table: TableFile, rows: Sequence[int], notes: list[str]) -> float:
-    column = next((name for name in CAPS_W if name in table.columns), None)
-    caps_w = table.numbers(column) if column is not None else []
-    highest_w = max((caps_w[i] or 0.0 for i in rows), default=0.0) if caps_w else 0.0
+    name = _first_of(table, CAPS_W)
+    caps_w = table.numbers(name)[list(rows)] if name is not None else np.zeros(0)
+    highest_w = float(np.nanmax(caps_w, initial=0.0))
     if not highest_w:
         raise ConfigError(f"the cost needs the maximum power of the GPU: give --max-power W, or a column {CAPS_W[1]}")
-    notes.append(f"maximum power {highest_w:g} W is the highest {column}; --max-power W gives another")
+    notes.append(f"maximum power {highest_w:g} W is the highest {name}; --max-power W gives another")
     return highest_w

@@ -16,7 +16,7 @@ import numpy as np
 
 from powerd_analytics.runs.phases import ENFORCED_CAP, PhaseClass, kept
 from powerd_analytics.runs.run import Run, read_run
-from powerd_analytics.table import LAYER, PhaseRow, PhaseTable, RunRow, group_key, phase_table
+from powerd_analytics.table import LAYER, PhaseRow, PhaseTable, RunRow, TotalRow, group_key, phase_table
 from powerd_analytics.text import seconds
 from powerd_client.live_energy import Energy, said_provenance
 from powerd_client.log import shown_path
@@ -173,3 +173,37 @@ def _joules_of(kind: PhaseClass, table: PhaseTable, whole: RunRow) -> float | No
 def _family(group: Mapping[str, Any]) -> dict[str, Any]:
     """A group without what sets it apart from those of other settings: a phase around them all has all their joules."""
     return {name: value for name, value in group.items() if name != ENFORCED_CAP}
+
+
+def totals(path: Path, device: str | None = None) -> dict[str, float]:
+    """Joules, seconds, watts and EDP of the run, its groups and the means of their phases, as far as they are known, by
+    names such as ``powerd/gpu0.measured/forward/j_per_batch``.
+
+    Groups are told apart by their attributes: ``.../batch_size=64,model=x/...``. A lower bound says so in its name.
+    Raises `RunFileError`, and `AnalysisError` for an unknown device.
+    """
+    table = phase_table(read_run(path), device)
+    figures: dict[str, float] = {}
+
+    def add(row: RunRow | TotalRow | PhaseRow, path: list[str], **values: float | None) -> None:
+        for name, value in values.items():
+            is_bound = row.is_lower_bound and name not in ("time_s", "s_per_batch")
+            words = ["powerd", f"{row.device}.{row.provenance}", *path, name + "_at_least" * is_bound]
+            if value is not None:
+                figures[printable("/".join(words))] = float(value)
+
+    def named(row: TotalRow | PhaseRow) -> list[str]:
+        text = ",".join(f"{name}={value}" for name, value in sorted(row.group.items()))
+        return [text.replace("/", ".")] if text else []
+
+    for r in table.runs:
+        edp_js = None if r.energy_j is None else r.energy_j * r.time_s
+        add(r, [], energy_j=r.energy_j, energy_u95_j=r.u95_j, time_s=r.time_s, power_w=r.power_w, edp_js=edp_js)
+    for t in table.totals:
+        path_of = named(t) or ["phases"]
+        add(t, path_of, energy_j=t.energy_j, energy_u95_j=t.u95_j, time_s=t.time_s, power_w=t.power_w, edp_js=t.edp_js)
+    for p in table.phases:
+        path_of = [*named(p), p.phase.replace("/", ".")]
+        add(p, path_of, j_per_batch=p.j_per_batch, u95_j_per_batch=p.u95_j, s_per_batch=p.s_per_batch,
+            power_w=p.power_w)  # fmt: skip
+    return figures

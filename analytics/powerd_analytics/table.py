@@ -5,24 +5,23 @@
 - a `PhaseRow` for each kind of phase: the mean of its repeats. Kinds that the sensor does not resolve get the number of
   the phase-folded regression, or say why there is none;
 - a `TotalRow` for each group (such as one model at one batch size), from its first phase to its last, with the rest
-  between its phases, so that phases + rest + residual = total;
-- a `RunRow` for the whole recording, with phases + rest + residual = run;
-- where the training has several ranks, a `RankRow` for what each took, and a `JobRow` of all ranks against the devices.
+  between its phases, so that phases + rest = total;
+- a `RunRow` for the whole recording, with phases + rest = run.
 
-`table_frames` and `rows_frame` make frames of it, for people and for programs. Field names are the column names of
-every output; they carry units and stay. Where ``is_lower_bound``, a line stood at full scale: joules, watts and what is
-proportional to them are the least that they can be, figures per joule the most, and there is no ``u95_j``. The other
-uncertainties are those of the bound. Where a line clipped at negative full scale they are no bound, and there is no
-uncertainty at all.
+`powerd_analytics.figures` makes a frame of it. Field names are the column names of every output; they carry units and
+stay. Where ``is_lower_bound``, a line stood at full scale: joules, watts and what is proportional to them are the least
+that they can be, figures per joule the most, and there is no ``u95_j``. The other uncertainties are those of the bound.
+Where a line clipped at negative full scale they are no bound, and there is no uncertainty at all.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,7 +35,6 @@ from powerd_analytics.energy.devices import (
 )
 from powerd_analytics.energy.magnified import energies_with_magnified, magnified_kinds
 from powerd_analytics.energy.reasons import (
-    AT_LEAST,
     Clip,
     clipped,
     in_step,
@@ -53,12 +51,13 @@ from powerd_analytics.energy.uncertainty import (
     Estimate,
     average_of,
     known,
+    sum_of,
     without_rounding,
 )
-from powerd_analytics.export import Cell, Column, is_number, table_frame
+from powerd_analytics.export import is_number
 from powerd_analytics.idle import IdleRow, idle_of
-from powerd_analytics.metrics import J_PER_KWH, ed2p_js2, edp_js, eds, gflops_per_w, gflops_per_w_paper, mean_power_w
-from powerd_analytics.runs.in_force import TOLERANCE_W
+from powerd_analytics.metrics import edp_js, gflops_per_w, gflops_per_w_paper, mean_power_w
+from powerd_analytics.runs.in_force import TOLERANCE_W, Enforced
 from powerd_analytics.runs.phases import (
     ENFORCED_CAP,
     EXECUTED,
@@ -72,7 +71,7 @@ from powerd_analytics.runs.phases import (
     pieces,
     without,
 )
-from powerd_analytics.runs.ranks import NOBODY, Ranks, RunRank, device_identity, missing_ranks, present_in, ranks_of
+from powerd_analytics.runs.ranks import NOBODY, present_in, ranks_of
 from powerd_analytics.runs.run import Progress, Run, no_progress
 from powerd_analytics.settings import Settings, settings_of
 from powerd_analytics.signals.signal import load_bounded
@@ -80,9 +79,6 @@ from powerd_analytics.text import digits, joined, seconds
 from powerd_client.phase import BASELINE
 from powerd_core.errors import AnalysisError
 from powerd_core.text import printable
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 RESOLVABLE_SHARE = 0.9
 """A kind has a number when at least this share of its phases is resolvable: a mean over the long ones is no mean."""
@@ -113,6 +109,8 @@ class PhaseRow:
     timing: str
     iterations: int
     """Phases that ended; those cut off are in the note."""
+    n: int
+    """Of how many of them ``j_per_batch`` is the mean: those mostly without readings are left out."""
     s_per_batch: float | None
     j_per_batch: float | None
     u95_j: float | None
@@ -130,6 +128,8 @@ class PhaseRow:
     sd_j: float | None = None
     """Spread of the single phases: their standard deviation, noise of the sensor included. It is no uncertainty of the
     mean, and None where single phases have no joules."""
+    rectangle_j: float = 0.0
+    """The one rectangle that the limits within ``u_systematic_j`` amount to."""
     ranks: int = 1
     """Ranks that share the device: joules and watts are then the mean of one rank's share."""
     method: str = INTEGRAL
@@ -166,14 +166,16 @@ class TotalRow:
     """Whose joules these figures divide by: ``forward+backward`` or ``iteration``; one for all groups of a device."""
     rest_j: float | None
     """Energy between the group's resolvable innermost phases."""
-    residual_j: float | None
-    """``energy_j`` less those phases and the rest."""
     missing_s: float
     is_lower_bound: bool
     note: str
     is_mixed: bool = False
     """Phases of different kinds and numbers without an iteration, or evaluation beside the iterations: there is no
     figure of one batch."""
+    rectangle_j: float = 0.0
+    """The one rectangle that the limits within ``u_systematic_j`` amount to."""
+    off_by_j: float = 0.0
+    """The most that missing readings can have moved it; part of ``u_systematic_j``."""
     ranks_counted: int = 1
     """Ranks whose iterations ``iterations`` counts: of those that share the device, the ones with such phases."""
 
@@ -188,55 +190,19 @@ class RunRow:
     energy_j: float | None
     """None when a line that feeds the device has no readings in the run."""
     u95_j: float | None
+    u_statistical_j: float | None
+    u_systematic_j: float | None
     power_w: float | None
     phases_j: float | None
     rest_j: float | None
-    residual_j: float | None
-    """``energy_j`` less phases and rest: 0, as all are of one estimator."""
     missing_s: float
     is_lower_bound: bool
     note: str
+    rectangle_j: float = 0.0
+    """The one rectangle that the limits within ``u_systematic_j`` amount to."""
+    off_by_j: float = 0.0
     magnified_j: float | None = None
     """The part of ``phases_j`` in which `Meter.magnify` repeated phases, which is in no group's total."""
-
-
-@dataclass(frozen=True, slots=True)
-class RankRow:
-    """What one rank took of one device over the whole recording: 1/``ranks`` of its power at every moment."""
-
-    rank: int
-    device: str
-    provenance: str
-    ranks: int
-    """How many ranks share the device."""
-    busy_s: float
-    """In its outermost phases, each second once."""
-    energy_j: float | None
-    u95_j: float | None
-    phases_j: float | None
-    """In its outermost phases; those that run beside others are left out."""
-    rest_j: float | None
-    residual_j: float | None
-    is_lower_bound: bool
-    note: str
-
-
-@dataclass(frozen=True, slots=True)
-class JobRow:
-    """All ranks together against the devices they used."""
-
-    devices: tuple[str, ...]
-    provenance: str
-    ranks: int
-    energy_j: float | None
-    """Sum over the ranks; None where one of the devices has no readings."""
-    u95_j: float | None
-    """Different devices are off independently of each other."""
-    devices_j: float | None
-    """Sum over the devices, each once."""
-    residual_j: float | None
-    is_lower_bound: bool
-    note: str
 
 
 Row = PhaseRow | TotalRow | RunRow
@@ -251,9 +217,6 @@ class PhaseTable:
     runs: tuple[RunRow, ...]
     idle: tuple[IdleRow, ...] = ()
     """Where energies above idle are asked for: idle power of each part."""
-    ranks: tuple[RankRow, ...] = ()
-    jobs: tuple[JobRow, ...] = ()
-    """Both only where there is more than one rank."""
 
 
 # -- groups of phases --------------------------------------------------------------------------------------------------
@@ -289,6 +252,51 @@ def groups(run: Run) -> dict[GroupKey, list[int]]:
         for i in chain.from_iterable(of_kind.values()):
             by_group[key_of[i]].append(i)
     return by_group
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """What the phases of one group have in common: their attributes and when they ran (host's clock)."""
+
+    attributes: Mapping[str, Any]
+    begin_ns: int
+    end_ns: int
+    setting: Enforced | None = None
+    """In a run in which that changed."""
+
+
+def groups_of(run: Run) -> dict[GroupKey, Group]:
+    """The groups by their attributes but for the operations. Raises `AnalysisError` where one model's name stands for
+    two numbers of operations, and as `check_attributes`."""
+    check_attributes(run)
+    p = run.phases
+    first = np.full(len(p.classes), np.iinfo(np.int64).max)
+    last = np.full(len(p.classes), np.iinfo(np.int64).min)
+    np.minimum.at(first, p.label, p.begin_ns)
+    np.maximum.at(last, p.label, p.end_ns)
+    groups: dict[GroupKey, Group] = {}
+    for kind, begin, end in zip(p.classes, first.tolist(), last.tolist(), strict=True):
+        if kind.is_magnified:
+            continue
+        key = group_key(dict(kind.group))
+        before = groups.get(key, Group({}, begin, end))
+        both = {**kind.attributes, **before.attributes}
+        operations = {v for a in (kind.attributes, both) if (v := a.get(OPERATIONS)) is not None}
+        if len(operations) > 1 or any(isinstance(v, tuple) for v in operations):
+            model = f"model {both['model']!r}" if both.get("model") is not None else "one model"
+            raise AnalysisError(f"{run.path}: phases of {model} have different {OPERATIONS}: give each model its name")
+        groups[key] = Group(both, min(begin, before.begin_ns), max(end, before.end_ns), kind.setting)
+    return groups
+
+
+def labels_of(run: Run, row: PhaseRow | TotalRow) -> list[int]:
+    """The classes of phases that a row is about."""
+    key = group_key(row.group)
+    kinds = ((i, kind) for i, kind in enumerate(run.phases.classes) if not kind.is_magnified)
+    own = [(i, kind) for i, kind in kinds if group_key(dict(kind.group)) == key]
+    if isinstance(row, PhaseRow):
+        own = [(i, kind) for i, kind in own if ("/".join(kind.path), kind.timing) == (row.path, row.timing)]
+    return [i for i, _ in own]
 
 
 def _is_changing(run: Run, label: int) -> bool:
@@ -522,7 +530,6 @@ def table_of(whole: Run, parts: Sequence[Part], *, progress: Progress = no_progr
     phases: list[PhaseRow] = []
     totals: list[TotalRow] = []
     runs: list[RunRow] = []
-    of_ranks: list[RankRow] = []
     for i, part in enumerate(parts):
         progress(i / len(parts), f"energies of {part.device}")
         run, sharing = ranks.on(whole, part.device)
@@ -534,11 +541,8 @@ def table_of(whole: Run, parts: Sequence[Part], *, progress: Progress = no_progr
             phases += rows.values()
             of_groups.append((_total_row(seen, labels, rows), _gflops_by_basis(seen, labels, rows)))
         totals += _on_one_basis(of_groups)
-        users = ranks.users(part.device)
-        runs.append(_run_row(seen, is_unused=ranks.are_many and not users))
-        of_ranks += [_rank_row(seen, rank, len(users), runs[-1]) for rank in users]
-    jobs = _job_rows(whole, ranks, of_ranks, runs)
-    return PhaseTable(tuple(phases), tuple(totals), tuple(runs), ranks=tuple(of_ranks), jobs=tuple(jobs))
+        runs.append(_run_row(seen, is_unused=ranks.are_many and not ranks.users(part.device)))
+    return PhaseTable(tuple(phases), tuple(totals), tuple(runs))
 
 
 # -- phases ------------------------------------------------------------------------------------------------------------
@@ -612,6 +616,7 @@ def _phase_row(seen: _Seen, label: int, name: str, ranks: int) -> PhaseRow:
         provenance=part.provenance,
         timing=kind.timing,
         iterations=int(ended.sum()),
+        n=int(used.sum()) if mean else 0,
         s_per_batch=s_mean,
         j_per_batch=mean.energy_j if mean else None,
         **_uncertainties(mean, clip, mean.u95_j if mean else 0.0),
@@ -638,6 +643,7 @@ def _uncertainties(energy: Estimate | None, clip: Clip, u95_j: float) -> dict[st
         "u95_j": u95_j if energy is not None and not clip and not np.isnan(u95_j) else None,
         "u_statistical_j": energy.u_statistical_j if energy is not None and has_parts else None,
         "u_systematic_j": energy.u_systematic_j if energy is not None and has_parts else None,
+        "rectangle_j": energy.rectangle_j if energy is not None and has_parts else 0.0,
         "is_lower_bound": clip.is_lower_bound and energy is not None,
     }
 
@@ -672,7 +678,7 @@ def _total_row(seen: _Seen, labels: Sequence[int], rows: Mapping[int, PhaseRow])
     ranks, counted = seen.sharing(labels), 1
     if ranks > 1:  # a rank that marks nothing has no part in the iterations
         counted = max(1, int((present_in(seen.tracks[p.of(labels)]) != NOBODY).sum()))
-    rest_j = residual_j = None
+    rest_j = None
     if total is None:
         notes = [no_energy(part, 1.0, whole.missing_s, time_s), clip.note(has_number=False)]
     else:
@@ -683,7 +689,7 @@ def _total_row(seen: _Seen, labels: Sequence[int], rows: Mapping[int, PhaseRow])
         if ranks > 1:
             of = f"all {ranks}" if counted >= ranks else f"{counted} of {ranks}"
             notes.append(f"n counts the iterations of {of} ranks; joules are the device's, once")
-        rest_j, residual_j, note = _balance(seen, labels, rows, outer, stretches, total.energy_j)
+        rest_j, note = _rest(seen, labels, rows, outer, stretches, total.energy_j)
         notes.append(note)
     notes.append(seen.setting_note(labels))
     batch, iterations = number(kind.attributes, "batch_size"), iterations_of(seen.run, labels)
@@ -706,8 +712,8 @@ def _total_row(seen: _Seen, labels: Sequence[int], rows: Mapping[int, PhaseRow])
         gflops_per_w_executed=None,
         gflops_basis="",
         rest_j=rest_j,
-        residual_j=residual_j,
         missing_s=whole.missing_s,
+        off_by_j=whole.off_by_j,
         note=joined(*notes),
         is_mixed=bool(mixed),
         ranks_counted=counted,
@@ -735,15 +741,15 @@ def _mixture(run: Run, labels: Sequence[int], outer: NDArray[np.bool_]) -> str:
     return ""
 
 
-def _balance(
+def _rest(
     seen: _Seen,
     labels: Sequence[int],
     rows: Mapping[int, PhaseRow],
     outer: NDArray[np.bool_],
     stretches: tuple[NDArray[np.int64], NDArray[np.int64]],
     total_j: float,
-) -> tuple[float | None, float | None, str]:
-    """Rest and residual of a group against its innermost resolvable phases, and a note where there are none.
+) -> tuple[float | None, str]:
+    """What a group's innermost resolvable phases leave of its total, and a note where there is no such rest.
 
     Ranks that share a device each have an equal part of it: their phases and rests are those of one rank on average. To
     a rank without phases in the group all of it is rest.
@@ -757,7 +763,7 @@ def _balance(
         at = np.searchsorted(end, p.begin_ns, "right")
         cover &= (p.begin_ns >= np.append(begin, p.end_ns.max())[at]) & (p.end_ns <= np.append(end, p.end_ns.max())[at])
     if not (cover & ~outer).any():
-        return None, None, ""
+        return None, ""
     # An outermost phase without phases inside is a phase like those inside others, and no rest. What overlaps the
     # others (DDP's communication) is in no sum, and beside ranks other processes have no part of the device.
     overlaps = p.of([i for i in labels if p.classes[i].overlaps])
@@ -770,10 +776,9 @@ def _balance(
     for track in with_phases:
         own = as_range(cover & (tracks == track))
         if overlapping(p.begin_ns[own], p.end_ns[own]):
-            return None, None, "phases overlap (several processes or threads): no rest"
+            return None, "phases overlap (several processes or threads): no rest"
         rest_j += total_j - float(columns.energy_j[own].sum())
-    # Phases and rest are parts of one integral: nothing is left.
-    return rest_j / ranks, 0.0, ""
+    return rest_j / ranks, ""
 
 
 _Efficiency = dict[str, tuple[float | None, float | None]]
@@ -829,13 +834,13 @@ def _run_row(seen: _Seen, *, is_unused: bool) -> RunRow:
     # The sum without a line that has no readings is not the device's energy, nor is 0 J that of a device without any.
     energy_j = float(whole.energy_j[0]) if not silent and np.isfinite(whole.energy_j[0]) else None
     missing_s, duration_s, u95_j = (float(x[0]) for x in (whole.missing_s, whole.duration_s, whole.u95_j))
-    phases_j = rest_j = residual_j = magnified_j = None
+    phases_j = rest_j = magnified_j = None
     top = p.parent < 0
     if top.any() and energy_j is not None:
         together = as_range(top)
         edges = merged(p.begin_ns[together], p.end_ns[together])
         phases_j = whole_of(part, *edges).energy.energy_j
-        rest_j, residual_j = energy_j - phases_j, 0.0
+        rest_j = energy_j - phases_j
         if len(p.magnify):
             magnified_j = whole_of(part, *merged(p.begin_ns[p.magnify], p.end_ns[p.magnify])).energy.energy_j
     notes = [f"not resolvable: no readings of {', '.join(silent)}"] if energy_j is None else []
@@ -853,18 +858,21 @@ def _run_row(seen: _Seen, *, is_unused: bool) -> RunRow:
         notes.append("incomplete: the training process vanished or a part was cut off")
     notes += [clip.note(has_number=energy_j is not None), *_counter_notes(run, part)]
     notes.append(seen.settings.power_cap(part.device, run.begin_ns, run.end_ns, {})[1])
+    own = None
+    if energy_j is not None and not np.isnan(u95_j):
+        own = without_rounding(sum_of(*(getattr(whole, name) for name in MEAN_COLUMNS)))
     return RunRow(
         device=part.device,
         provenance=part.provenance,
         time_s=duration_s,
         energy_j=energy_j,
-        u95_j=None if clip or energy_j is None or np.isnan(u95_j) else known(u95_j, energy_j),
+        **_uncertainties(own, clip, own.u95_j if own else 0.0)
+        | {"is_lower_bound": clip.is_lower_bound and energy_j is not None},
         power_w=None if energy_j is None else mean_power_w(energy_j, duration_s),
         phases_j=phases_j,
         rest_j=rest_j,
-        residual_j=residual_j,
         missing_s=missing_s,
-        is_lower_bound=clip.is_lower_bound and energy_j is not None,
+        off_by_j=float(np.nan_to_num(whole.off_by_j[0])),
         note=joined(*notes),
         magnified_j=magnified_j,
     )
@@ -913,145 +921,7 @@ def _counter_notes(run: Run, part: Part) -> list[str]:
     return notes
 
 
-# -- ranks and their job -----------------------------------------------------------------------------------------------
-
-
-def _rank_row(seen: _Seen, rank: RunRank, sharing: int, whole: RunRow) -> RankRow:
-    part, p = seen.part, seen.run.phases
-    own = (seen.tracks == rank.rank) & (p.parent < 0) & ~p.of([i for i, c in enumerate(p.classes) if c.overlaps])
-    begin, end = merged(p.begin_ns[own], p.end_ns[own])
-    phases_j = rest_j = residual_j = None
-    energy_j = whole.energy_j / sharing if whole.energy_j is not None else None
-    note = ""
-    if energy_j is None:
-        note = whole.note
-    elif not len(begin):
-        note = "it marked no phases: all is rest"
-        phases_j, rest_j, residual_j = 0.0, energy_j, 0.0
-    else:
-        phases_j = whole_of(part, begin, end).energy.energy_j / sharing
-        rest_j, residual_j = energy_j - phases_j, 0.0
-    return RankRow(
-        rank=rank.rank,
-        device=part.device,
-        provenance=part.provenance,
-        ranks=sharing,
-        busy_s=float((end - begin).sum()) * 1e-9,
-        energy_j=energy_j,
-        u95_j=whole.u95_j / sharing if whole.u95_j is not None else None,
-        phases_j=phases_j,
-        rest_j=rest_j,
-        residual_j=residual_j,
-        is_lower_bound=whole.is_lower_bound,
-        note=joined(f"each of {sharing} ranks has 1/{sharing} of the device's power" if sharing > 1 else "", note),
-    )
-
-
-def _job_rows(run: Run, ranks: Ranks, rows: Sequence[RankRow], runs: Sequence[RunRow]) -> list[JobRow]:
-    """All ranks together against their devices. Devices that are known to be different GPUs are added; others, which
-    may contain them (a wall meter), stand alone, as do those of another provenance."""
-    sets: list[list[RunRow]] = []
-    for row in (r for r in runs if ranks.users(r.device)):
-        identity_of_row = device_identity(run, row.device)
-        for members in sets:
-            others = [device_identity(run, m.device) for m in members]
-            is_other_gpu = identity_of_row and all(o and not o.overlaps(identity_of_row) for o in others)
-            if members[0].provenance == row.provenance and is_other_gpu:
-                members.append(row)
-                break
-        else:
-            sets.append([row])
-    missing = missing_ranks([r.rank for r in ranks.ranks], ranks.world_size)
-    return [
-        _job_row(members, rows, f"without what is not in this run: {missing}" if missing else "") for members in sets
-    ]
-
-
-def _job_row(members: list[RunRow], rows: Sequence[RankRow], missing: str) -> JobRow:
-    names, provenance = [m.device for m in members], members[0].provenance
-    own = [r for r in rows if r.device in names and r.provenance == provenance]
-    silent, u95_j = [m.device for m in members if m.energy_j is None], [m.u95_j for m in members]
-    note, ranks_j, devices_j = "", None, None
-    if silent:  # a sum without one of its devices would pass for the whole
-        note = f"not resolvable: no readings of {', '.join(silent)}"
-    else:
-        ranks_j, devices_j = (float(sum(r.energy_j or 0.0 for r in some)) for some in (own, members))
-    is_lower_bound = any(m.is_lower_bound for m in members) and not silent
-    return JobRow(
-        devices=tuple(names),
-        provenance=provenance,
-        ranks=len({r.rank for r in own}),
-        energy_j=ranks_j,
-        u95_j=None if silent or None in u95_j else float(np.hypot.reduce([u for u in u95_j if u is not None])),
-        devices_j=devices_j,
-        residual_j=devices_j - ranks_j if devices_j is not None and ranks_j is not None else None,
-        is_lower_bound=is_lower_bound,
-        note=joined(note, AT_LEAST if is_lower_bound else "", missing),
-    )
-
-
-# -- frames, for programs ----------------------------------------------------------------------------------------------
-
-CSV_COLUMNS = (
-    "table", "model", "batch_size", "phase", "path", "device", "provenance", "timing", "iterations", "s_per_batch",
-    "j_per_batch", "u95_j", "u_statistical_j", "u_systematic_j", "power_w", "samples_per_s", "time_s", "energy_j",
-    "edp_js", "gflops_per_w_paper", "gflops_basis", "phases_j", "rest_j", "residual_j", "missing_s", "off_by_j",
-    "is_lower_bound", "method", "note", "sd_s", "sd_j", "j_per_sample", "samples_per_j", "ed2p_js2", "eds",
-    "gflops_per_w_executed",
-)  # fmt: skip
-"""Columns of every CSV and JSON row, in this order; further attributes of the phases follow as ``attribute_NAME``, then
-those of ranks, jobs and idle power. ``table`` is ``phase``, ``total``, ``run``, ``rank`` or ``job``. A cell without a
-value is empty (CSV) or null (JSON)."""
-_ATTRIBUTE = "attribute_"
-
-
-def records(table: PhaseTable) -> list[dict[str, Any]]:
-    """All rows as dicts with the same keys."""
-    attributes: dict[str, None] = {}
-    rows: list[dict[str, Any]] = []
-    references: References = {}
-    every: list[Row] = [*table.phases, *table.totals, *table.runs]
-    for row in every:
-        group = dict(getattr(row, "group", {}))
-        group = {k if k in ("model", "batch_size") else f"{_ATTRIBUTE}{k}": v for k, v in group.items()}
-        attributes |= dict.fromkeys(group)
-        own = {f.name: getattr(row, f.name) for f in fields(row) if f.name in CSV_COLUMNS}
-        kind = {PhaseRow: "phase", TotalRow: "total", RunRow: "run"}[type(row)]
-        idle = above_idle(row, table.idle) if table.idle else {}
-        rows.append({**own, **group, "table": kind, **_merits(row, references), **idle})
-    rows += [{"table": "rank", **asdict(row)} for row in table.ranks]
-    rows += [{"table": "job", **asdict(row), "devices": " ".join(row.devices)} for row in table.jobs]
-    names = dict.fromkeys([*CSV_COLUMNS, *attributes, *(name for row in rows for name in row)])
-    return [dict.fromkeys(names) | row for row in rows]
-
-
-References = dict[tuple[Any, ...], tuple[float, float]]
-"""Joules and seconds of a sample in the first group of a device and model."""
-
-
-def merits(
-    joules: float | None, length_s: float | None, samples: float | None, key: tuple[Any, ...], references: References
-) -> dict[str, float | None]:
-    """Figures of merit of joules and seconds; the energy-delay sum (k = 2) is against the first row of a ``key``."""
-    cells: dict[str, float | None] = dict.fromkeys(("j_per_sample", "samples_per_j", "ed2p_js2", "eds"))
-    if joules is None or not length_s:
-        return cells
-    cells["ed2p_js2"] = ed2p_js2(joules, length_s)
-    if samples and joules > 0:
-        each = joules / samples, length_s / samples
-        cells |= {"j_per_sample": each[0], "samples_per_j": 1 / each[0]}
-        cells["eds"] = eds(*each, *references.setdefault(key, each)) if key else None
-    return cells
-
-
-def _merits(row: Row, references: References) -> dict[str, float | None]:
-    batch = number(getattr(row, "group", {}), "batch_size")
-    if isinstance(row, PhaseRow):
-        return merits(row.j_per_batch, row.s_per_batch, batch, (), references)
-    if isinstance(row, RunRow) or row.is_mixed or not batch:
-        return merits(row.energy_j, row.time_s, None, (), references)
-    key = (row.device, row.provenance, identity(row.group.get("model")))
-    return merits(row.energy_j, row.time_s, batch * row.iterations, key, references)
+# -- above idle -------------------------------------------------------------------------------------------------------
 
 
 def above_idle(row: Row, idle: Sequence[IdleRow]) -> dict[str, Any]:
@@ -1080,103 +950,41 @@ def above_idle(row: Row, idle: Sequence[IdleRow]) -> dict[str, Any]:
     }
 
 
-def rows_frame(table: PhaseTable) -> pd.DataFrame:
-    """All rows of a run's table with the same columns, in full precision."""
-    rows = records(table)
-    names = list(rows[0]) if rows else CSV_COLUMNS
-    return table_frame("rows", "Rows", [Column(n) for n in names], [list(row.values()) for row in rows], bounds=())
+# -- what would make a table wrong -------------------------------------------------------------------------------------
 
 
-# -- frames, for people ------------------------------------------------------------------------------------------------
-
-_LEAST_J: dict[str, Any] = {"sign": "≥", "missing": "n.r."}
-_SHOWN = {
-    "phase": Column("phase"), "what": Column("phase"), "device": Column("device"), "note": Column("note"),
-    "idle_note": Column("note"), "is_lower_bound": Column("is_lower_bound", "flag", is_hidden=True),
-    "rank": Column("rank", "integer", "1"), "ranks": Column("ranks", "integer", "1"),
-    "iterations": Column("n", "integer", "1"), "s_per_batch": Column("s/batch", "number", "s"),
-    "time_s": Column("s", "number", "s"), "busy_s": Column("busy s", "number", "s"),
-    "j_per_batch": Column("J/batch", "number", "J", **_LEAST_J), "energy_j": Column("J", "number", "J", **_LEAST_J),
-    "ranks_j": Column("ranks J", "number", "J", **_LEAST_J), "joules": Column("J", "number", "J", sign="≥"),
-    "devices_j": Column("devices J", "number", "J", **_LEAST_J),
-    "u95_j": Column("± U95", "number", "J", is_uncertainty=True), "energy_wh": Column("Wh", "number", "Wh", sign="≥"),
-    "sd_j": Column("sd J", "number", "J", is_uncertainty=True), "eds": Column("EDS", "number", "1", sign="≥"),
-    "sd_s": Column("sd s", "number", "s", is_uncertainty=True), "power_w": Column("W", "number", "W", sign="≥"),
-    "j_per_sample": Column("J/sample", "number", "J", sign="≥"), "samples_per_s": Column("samples/s", "number", "1/s"),
-    "samples_per_j": Column("samples/J", "number", "1/J", sign="≤"),
-    "edp_js": Column("EDP (J s)", "number", "J s", sign="≥"),
-    "ed2p_js2": Column("ED2P (J s²)", "number", "J s2", sign="≥"),
-    "gflops_per_w_executed": Column("GFLOPS/W (executed)", "number", "1e9/J", sign="≤"),
-    "gflops_per_w_paper": Column("GFLOPS/W (paper)", "number", "1e9/J", sign="≤"),
-    "phases_j": Column("phases J", "number", "J", sign="≥"), "rest_j": Column("rest J", "number", "J", sign="≥"),
-    "residual_j": Column("residual J", "number", "J", is_uncertainty=True),
-    "residual_percent": Column("residual %", "number", "%", is_uncertainty=True),
-    "idle_w": Column("idle W", "number", "W"), "idle_j": Column("J idle", "number", "J"),
-    "above_idle_j": Column("J above idle", "number", "J", sign="≥"),
-    "above_idle_u95_j": Column("± U95 above idle", "number", "J", is_uncertainty=True),
-}  # fmt: skip
-_TABLES = (
-    ("phases", "Phases", ("phase",), ("phase", "device", "iterations", "s_per_batch", "sd_s", "j_per_batch", "u95_j",
-      "sd_j", "power_w", "samples_per_s", "j_per_sample", "samples_per_j", "is_lower_bound", "note")),
-    ("totals", "Totals", ("total",), ("device", "iterations", "time_s", "energy_j", "u95_j", "energy_wh", "power_w",
-      "edp_js", "ed2p_js2", "eds", "samples_per_s", "j_per_sample", "samples_per_j", "gflops_per_w_paper",
-      "gflops_per_w_executed", "rest_j", "residual_j", "is_lower_bound", "note")),
-    ("run", "Run: phases + rest + residual = whole", ("run",), ("device", "time_s", "energy_j", "u95_j", "energy_wh",
-      "power_w", "phases_j", "rest_j", "residual_j", "residual_percent", "is_lower_bound", "note")),
-    ("ranks", "Ranks", ("rank",), ("rank", "device", "busy_s", "energy_j", "u95_j", "phases_j", "rest_j", "residual_j",
-      "is_lower_bound", "note")),
-    ("job", "Job: all ranks = devices", ("job",), ("device", "ranks", "ranks_j", "u95_j", "devices_j", "residual_j",
-      "is_lower_bound", "note")),
-    ("above_idle", "Above idle, beside the whole", ("phase", "total", "run"), ("what", "device", "joules", "idle_w",
-      "idle_j", "above_idle_j", "above_idle_u95_j", "is_lower_bound", "idle_note")),
-)  # fmt: skip
-"""Name, title, the rows that are in it, and its columns."""
+def check_table(path: Path, table: PhaseTable) -> None:
+    """Raises `AnalysisError` for a run that no table can be made of, saying why."""
+    check_rows(
+        path,
+        [(r.phase, r.s_per_batch) for r in table.phases],
+        [(r.time_s, r.missing_s) for r in table.totals],
+        [r.energy_j is not None for r in table.runs],
+    )
 
 
-def table_frames(table: PhaseTable) -> list[pd.DataFrame]:
-    """The parts of a run's table that have rows, for people; empty columns are left out when they are shown. Layers are
-    a matter of `joules layers`."""
-    every = records(table)
-    rows = [r for r in every if r.get(f"{_ATTRIBUTE}{LAYER}") is None]
-    settings = sorted(n for n in (rows[0] if rows else ()) if n.startswith(_ATTRIBUTE) and n != f"{_ATTRIBUTE}{LAYER}")
-    settings = ["model", "batch_size", *settings]
-    frames = []
-    for name, title, kinds, shown in _TABLES:
-        own = [r for r in rows if r["table"] in kinds and (name != "above_idle" or r.get("above_idle_j") is not None)]
-        if own:
-            of_group = settings if "total" in kinds or "phase" in kinds else []
-            # Numbers among the attributes are settings, and shown as they were given.
-            columns = [
-                Column(n.removeprefix(_ATTRIBUTE), "text" if n == "model" else "integer", missing="") for n in of_group
-            ]
-            lines = [[_cell(r, n) for n in (*of_group, *shown)] for r in own]
-            frames.append(table_frame(name, title, [*columns, *(_SHOWN[n] for n in shown)], lines))
-            frames[-1].attrs["separator"] = "\n"
-    if frames:
-        meaning = "± U95: half of the 95 % interval, in joules; sd: spread of the single phases"
-        if any(row.gflops_per_w_paper is not None for row in table.totals):
-            meaning += "; GFLOPS/W (paper): forward and backward count the model's operations once each"
-        frames[-1].attrs["notes"].append(f"{meaning}.")
-    return frames
-
-
-def _cell(row: Mapping[str, Any], name: str) -> Cell:
-    if name == "device":
-        devices = row["device"] or " + ".join(row["devices"].split())
-        return f"{devices} ({row['provenance']})"
-    if name == "what":
-        return {"phase": f"{row['phase']} (mean)", "total": "all of the group", "run": "run"}[row["table"]]
-    if name == "joules":
-        return float(row["idle_j"] + row["above_idle_j"])
-    if name == "energy_wh":
-        return None if row["energy_j"] is None else float(row["energy_j"] * 1e3 / J_PER_KWH)
-    if name == "residual_percent":
-        return 100 * row["residual_j"] / row["energy_j"] if row["residual_j"] is not None and row["energy_j"] else None
-    if name == "note":
-        basis = f"GFLOPS/W over the joules of {row['gflops_basis']}" if row["gflops_basis"] else ""
-        timing = f"timed {row['timing']}" if row["timing"] not in (None, "", "host") else ""
-        return "\n".join(text for text in (basis, row["note"], timing) if text)
-    value: Cell = row["energy_j" if name == "ranks_j" else name]
-    if value is not None and (name == "batch_size" or name.startswith(_ATTRIBUTE)):
-        return quoted(value)
-    return str(value) if name == "model" and value is not None else value
+def check_rows(
+    path: Path,
+    phases: Sequence[tuple[str, float | None]],
+    totals: Sequence[tuple[float, float]],
+    has_energy: Sequence[bool],
+) -> None:
+    """The same of name and mean duration of each kind of phase, seconds and missing seconds of each total, and of each
+    device whether it has joules."""
+    if not has_energy:
+        raise AnalysisError(f"{path}: this run is empty: no line feeds any of its devices")
+    if not phases:
+        raise AnalysisError(
+            f"{path}: this run has no phases: mark them with `meter.phase(...)` (`joules info` has its joules)"
+        )
+    if not any(has_energy):
+        raise AnalysisError(
+            f"{path}: its lines have fewer than two good readings while it ran: there is no energy "
+            "(`joules info` and `joules clock` say what was read, and when)"
+        )
+    if all(time_s > 0 and missing_s >= (1 - 1e-9) * time_s for time_s, missing_s in totals):
+        raise AnalysisError(
+            f"{path}: its phases lie outside the readings: clocks or times do not overlap (`joules clock` shows them)"
+        )
+    if without_time := [name for name, each_s in phases if each_s == 0]:
+        raise AnalysisError(f"{path}: phases {without_time[0]!r} took no time at all: their marks are wrong")

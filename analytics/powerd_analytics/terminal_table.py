@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import hypot
 from typing import Any
 
 from rich.cells import cell_len, set_cell_size
@@ -75,7 +76,7 @@ def print_tree(
     for row in table.runs:
         if row not in primary:
             _print(console, f"{_heading(row)} (--device {printable(row.device)})", "bold")
-    for line in _ranks(table, primary):
+    for line in _gpus_together(table.runs):
         _print(console, line)
     layers = len({str(row.group[LAYER]) for row in table.totals if LAYER in row.group})
     if layers:
@@ -202,6 +203,11 @@ def _percent(share: float | None) -> str:
     return "" if share is None else "< 1 %" if 0 < share < _LEAST_SHARE else f"{100 * share:.0f} %"
 
 
+def _n(row: PhaseRow) -> int:
+    """Of how many phases a row says something."""
+    return row.n or row.iterations
+
+
 def _cells(
     row: PhaseRow, name: str, parent: PhaseRow | None, batch: str, share: float | None, *, has_bar: bool
 ) -> list[str]:
@@ -211,7 +217,7 @@ def _cells(
     return [
         batch,
         printable(name),
-        str(row.iterations) if parent is None or parent.iterations != row.iterations else "",
+        str(_n(row)) if parent is None or _n(parent) != _n(row) else "",
         digits(row.s_per_batch, 3),
         joules,
         _percent(share),
@@ -280,20 +286,19 @@ def _joined(line: Line, widths: _Widths) -> str:
     return widths.between.join(cells)
 
 
-# -- ranks and notes ---------------------------------------------------------------------------------------------------
+# -- several GPUs, and notes -------------------------------------------------------------------------------------------
 
 
-def _ranks(table: PhaseTable, shown: Sequence[RunRow]) -> Iterator[str]:
-    """A line for each job: joules of all ranks, and of the one that took the least and the most."""
-    devices = {(row.device, row.provenance) for row in shown}
-    for job in table.jobs:
-        own = [r.energy_j for r in table.ranks if r.device in job.devices and r.provenance == job.provenance]
-        known = [j for j in own if j is not None]
-        if job.energy_j is not None and devices & {(device, job.provenance) for device in job.devices}:
-            whole = with_u95(job.energy_j, job.u95_j, "J", is_lower_bound=job.is_lower_bound)
-            least, most = (digits(j) for j in (min(known), max(known)))
-            each = f"{least} J each" if least == most else f"{least} to {most} J each"
-            yield f"{job.ranks} ranks on {first_of(job.devices, ' + ', 2)}: {whole}, {each} (--wide)"
+def _gpus_together(shown: Sequence[RunRow]) -> Iterator[str]:
+    """A line for the GPUs of a run together: different sensors, off independently of each other."""
+    for provenance in dict.fromkeys(row.provenance for row in shown):
+        gpus = [r for r in shown if r.provenance == provenance and r.device.startswith("gpu")]
+        if len(gpus) > 1 and all(row.energy_j is not None for row in gpus):
+            u95_j = [row.u95_j for row in gpus]
+            u95 = None if None in u95_j else hypot(*(u or 0.0 for u in u95_j))
+            is_bound = any(row.is_lower_bound for row in gpus)
+            whole = with_u95(sum(row.energy_j or 0.0 for row in gpus), u95, "J", is_lower_bound=is_bound)
+            yield f"{first_of([row.device for row in gpus], ' + ', 4)} together: {whole}"
 
 
 _NUMBER = re.compile(r"[-+±]?\s*\d[\d.e+-]*\s*(%|[mµnk]?s\b|[mk]?J\b|[mk]?W\b)?")

@@ -2,11 +2,34 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from math import inf, isfinite
 
 from powerd_core.text import figure_and_u95, significant, with_u95
 
-__all__ = ["bar", "device_text", "digits", "figure_and_u95", "first_of", "joined", "seconds", "shortened", "with_u95"]
+__all__ = [
+    "bar",
+    "device_text",
+    "digits",
+    "figure_and_u95",
+    "first_of",
+    "joined",
+    "parsed",
+    "seconds",
+    "shortened",
+    "with_u95",
+]
+
+
+# float() also takes "1_000", "infinity" and digits of other scripts: nothing that a table should hold.
+_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+
+
+def parsed(text: str) -> float | None:
+    """A finite decimal number, as a table or a command line has it; None for any other text."""
+    value = float(text) if _NUMBER.fullmatch(text) else inf
+    return value if isfinite(value) else None
 
 
 def digits(value: float | None, places: int = 4) -> str:

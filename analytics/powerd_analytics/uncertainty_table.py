@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,8 +16,7 @@ from powerd_analytics.energy.model import LineModel
 from powerd_analytics.energy.reasons import usable
 from powerd_analytics.energy.response import Response
 from powerd_analytics.energy.uncertainty import known
-from powerd_analytics.export import Cell, Column, table_frame, to_json_text
-from powerd_analytics.records import labels_of
+from powerd_analytics.export import Cell, Column, Table, make_table, to_json_text
 from powerd_analytics.runs.phases import overlapping
 from powerd_analytics.runs.run import Progress, Run, no_progress, pick
 from powerd_analytics.table import (
@@ -29,12 +28,10 @@ from powerd_analytics.table import (
     TotalRow,
     common_settings,
     group_line,
+    labels_of,
     stretches_of,
     table_of,
 )
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 _LEAST_SHOWN = 0.01
 """Smaller shares of the variance are for programs."""
@@ -241,7 +238,7 @@ COLUMNS = (
 """One row for each part of each row of the run's table; a row without parts has one with these cells empty."""
 
 
-def parts_frame(rows: Sequence[BudgetRow]) -> pd.DataFrame:
+def parts_table(rows: Sequence[BudgetRow]) -> Table:
     """The budget for programs: a row for each part."""
     lines: list[list[Cell]] = []
     for row in rows:
@@ -250,10 +247,10 @@ def parts_frame(rows: Sequence[BudgetRow]) -> pd.DataFrame:
             cells = whole | (asdict(part) | {"part_u_j": part.u_j, "u_j": row.u_j} if part else {})
             values = [cells.get(name) for name in COLUMNS]
             lines.append([str(v).lower() if isinstance(v, bool) else v for v in values])
-    return table_frame("uncertainty", "Uncertainty budget", [Column(name) for name in COLUMNS], lines)
+    return make_table("uncertainty", "Uncertainty budget", [Column(name) for name in COLUMNS], lines)
 
 
-def budget_frames(rows: Sequence[BudgetRow]) -> list[pd.DataFrame]:
+def budget_tables(rows: Sequence[BudgetRow]) -> list[Table]:
     """The budget for people: a table a device, a row for each row of the run's table, the remedies below."""
     settings = common_settings([r.group for r in rows if r.table != "run"])
     columns = (
@@ -263,7 +260,7 @@ def budget_frames(rows: Sequence[BudgetRow]) -> list[pd.DataFrame]:
     by_device: dict[tuple[str, str], list[BudgetRow]] = {}
     for row in rows:
         by_device.setdefault((row.device, row.provenance), []).append(row)
-    frames = []
+    tables = []
     for (device, provenance), own in by_device.items():
         lines = [
             (
@@ -277,9 +274,8 @@ def budget_frames(rows: Sequence[BudgetRow]) -> list[pd.DataFrame]:
             for r in own
         ]
         title = f"Uncertainty of {device} ({', '.join(filter(None, (provenance, group_line(settings))))})"
-        frames.append(table_frame("uncertainty", title, columns, lines))
-        frames[-1].attrs["separator"] = "\n"
-    return frames
+        tables.append(make_table("uncertainty", title, columns, lines))
+    return tables
 
 
 def to_json(rows: Sequence[BudgetRow]) -> str:

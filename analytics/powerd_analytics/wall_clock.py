@@ -5,8 +5,10 @@ It dates single iterations and traces of other tools. No energy depends on it.
 
 from __future__ import annotations
 
+from calendar import timegm
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 
 import numpy as np
 from numpy.typing import NDArray
@@ -86,3 +88,13 @@ def needed_wall_clock(run: Run) -> WallClock:
     if wall is None:
         raise AnalysisError(f"{run.path} holds no anchors of the wall clock, by which a profile is dated")
     return wall
+
+
+def begin_unix_s(run: Run) -> float | None:
+    """By the anchors of the wall clock, else by the second in which the recording was begun."""
+    if (wall := wall_clock(run)) is not None:
+        return float(wall.unix_ns(np.array([run.begin_ns]))[0]) * 1e-9
+    try:
+        return float(timegm(datetime.fromisoformat(str(run.attributes.get("created_utc"))).utctimetuple()))
+    except ValueError:
+        return None

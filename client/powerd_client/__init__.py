@@ -7,9 +7,9 @@ if TYPE_CHECKING:
     from powerd_client.meter import Meter
     from powerd_client.phase import Phase
     from powerd_client.recover import open_run
-    from powerd_client.trackers import EnergyLog, load_ipython_extension
+    from powerd_client.trackers import EnergyLog, load_ipython_extension, log_totals
 
-__all__ = ["Energy", "EnergyLog", "Meter", "Phase", "load_ipython_extension", "open_run"]
+__all__ = ["Energy", "EnergyLog", "Meter", "Phase", "load_ipython_extension", "log_totals", "open_run"]
 
 _HOME = {
     "Energy": "live_energy",
@@ -17,6 +17,7 @@ _HOME = {
     "Meter": "meter",
     "Phase": "phase",
     "load_ipython_extension": "trackers",
+    "log_totals": "trackers",
     "open_run": "recover",
 }
 

@@ -539,10 +539,9 @@ def record_command(
     quiet: bool,
     keys: Path | None = None,
     baseline_s: float | None = None,
-    afterwards: Callable[[Path], object] = lambda run: None,
 ) -> int:
     """Run ``command`` under a recording and return its exit status (128 + n for signal n, as a shell does). Without
-    ``out`` the run file is the first of run.h5, run-2.h5, ... that is free; ``afterwards`` is called with it.
+    ``out`` the run file is the first of run.h5, run-2.h5, ... that is free.
 
     A script in it that makes a `Meter` adds its phases. Ctrl-C goes to the command, and SIGTERM and SIGHUP are handed
     on to it; the recording ends when it ends. With ``baseline_s`` idle power is measured before and after it; Ctrl-C
@@ -585,10 +584,7 @@ def record_command(
         mark_whole(recording.journal, begin_ns, now_ns())
     with contextlib.suppress(KeyboardInterrupt):
         _measure_baseline(recording, baseline_s)
-    is_recorded = recording.finish(now_ns())
-    if is_recorded:
-        afterwards(out or Path(recording.out.name))
-    is_whole = is_recorded and not recording.journal.exists()
+    is_whole = recording.finish(now_ns()) and not recording.journal.exists()
     return 128 - status if status < 0 else status or int(not is_whole)
 
 

@@ -8,9 +8,51 @@ import time
 from pathlib import Path
 from typing import Any
 
-from powerd_client.log import show, tell
+from powerd_client.log import install_hint, show, tell
 from powerd_client.meter import Meter, recording_here
 from powerd_core.errors import PowerdError
+
+
+def log_totals(path: str | Path, to: Any, *, device: str | None = None) -> dict[str, float]:
+    """Log what a run took in all, once its meter is closed: joules with their U95, seconds, watts and energy-delay
+    products of the run and of each group, and the means of each kind of phase. Returns the figures by name, as in
+    ``powerd/gpu0.measured/energy_j``.
+
+    ``to``  what `EnergyLog` takes, or a run of W&B as `wandb.Api` finds it. W&B has the figures in the summary of its
+            run; a function is called with None as the iteration's number
+
+    What goes wrong is told, and nothing is returned: a script may still have a model to save.
+    """
+    from powerd_client.live_energy import analytics  # more than a training needs
+
+    estimator = analytics()
+    if estimator is None:
+        tell(f"the totals of {path} are not logged: joules need the analytics: {install_hint('analytics')}")
+        return {}
+    try:
+        figures: dict[str, float] = estimator.totals(Path(path), device)
+        _log(to, figures, None)
+    except Exception as error:  # noqa: BLE001  (trackers raise what they like)
+        text = str(error) if isinstance(error, PowerdError) else f"{type(error).__name__}: {error}"
+        tell(f"the totals of {path} are not logged: {text}")
+        return {}
+    return figures
+
+
+def _log(to: Any, figures: dict[str, float], iteration: int | None) -> None:
+    """Write figures of an iteration, or of the whole run."""
+    if hasattr(to, "add_scalar"):  # TensorBoard
+        for name, value in figures.items():
+            to.add_scalar(name, value, iteration or 0)
+    elif hasattr(to, "log_metrics"):  # MLflow takes neither "=" nor "," in names
+        names = {name: "".join(c if c.isalnum() or c in "_-. :/" else "_" for c in name) for name in figures}
+        to.log_metrics({names[name]: value for name, value in figures.items()}, step=iteration)
+    elif iteration is None and hasattr(to, "summary"):  # W&B
+        to.summary.update(figures)
+    elif hasattr(to, "log"):
+        to.log(figures, step=iteration)
+    else:
+        to(figures, iteration)
 
 
 class EnergyLog:
@@ -48,7 +90,7 @@ class EnergyLog:
         thread.join()
         try:
             if self._figures:  # a busy machine may not have any yet
-                self._log(self._figures, self._iteration)
+                _log(self._to, self._figures, self._iteration)
         except Exception as error:  # noqa: BLE001  (trackers raise what they like: the training goes on)
             self._is_broken = True
             tell(f"energies are not logged any more: {type(error).__name__}: {error}")
@@ -60,18 +102,6 @@ class EnergyLog:
             for what, value in (("j", e.energy_j), ("u95_j", e.u95_j), ("w", e.power_w))
             if value is not None
         }
-
-    def _log(self, figures: dict[str, float], iteration: int) -> None:
-        to = self._to
-        if hasattr(to, "add_scalar"):  # TensorBoard
-            for name, value in figures.items():
-                to.add_scalar(name, value, iteration)
-        elif hasattr(to, "log_metrics"):  # MLflow
-            to.log_metrics(figures, step=iteration)
-        elif hasattr(to, "log"):  # W&B
-            to.log(figures, step=iteration)
-        else:
-            to(figures, iteration)
 
 
 # -- `%load_ext powerd_client` in IPython or Jupyter: the cell magic `%%joules [NAME]` ---------------------------------

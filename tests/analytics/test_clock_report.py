@@ -89,7 +89,7 @@ def test_the_command_prints_for_people_and_for_programs(steady, stepped, capsys)
     said = capsys.readouterr().out
     for words in ("clock of fake board, epoch 1", "skew 40.0", "guaranteed bound: ±", "delay: 1"):
         assert words in said
-    main_ok(["clock", str(stepped), "--json"])
+    main_ok(["clock", str(stepped), "--format", "json"])
     document = json.loads(capsys.readouterr().out)
     assert document["clocks"][0]["steps"][0]["by_s"] == pytest.approx(-0.025, abs=1e-4)
 

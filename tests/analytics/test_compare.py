@@ -11,20 +11,34 @@ from command import joules, refused
 from hypothesis import given
 from hypothesis import strategies as st
 from make_campaign import one_run
+from make_job import machine
 
 from powerd_analytics.compare import (
+    NOTHING,
     RUNS,
     SPREAD_OF_ONE,
-    Mean,
     compare,
+    comparison_table,
     difference,
     holm,
-    mean_of_repeats,
     mean_of_series,
+    read_samples,
     run_samples,
     verdict,
     words,
 )
+from powerd_analytics.figures import Figure
+from powerd_analytics.repeats import mean_of_repeats
+from powerd_core.errors import AnalysisError
+
+
+def by_chance(value, u, degrees_of_freedom=math.inf):
+    return Figure(value, u, degrees_of_freedom=degrees_of_freedom)
+
+
+def independent(values):
+    return mean_of_repeats([Figure(value) for value in values.tolist()])
+
 
 GAIN = {"u_gain": 0.02, "u_offset_w": 0.0, "step_w": 0.0, "window_ns": 0, "origin": "test"}
 
@@ -34,7 +48,7 @@ GAIN = {"u_gain": 0.02, "u_offset_w": 0.0, "step_w": 0.0, "window_ns": 0, "origi
     [(12.7062, 1, 0.05), (4.30265, 2, 0.05), (2.228139, 10, 0.05), (2.845340, 20, 0.01), (1.959964, math.inf, 0.05)],
 )
 def test_one_sides_uncertainty_gives_students_t_of_the_tables(t, dof, p):
-    sure, unsure = Mean(t, 0.0, math.inf), Mean(0.0, 1.0, dof)
+    sure, unsure = by_chance(t, 0.0), by_chance(0.0, 1.0, dof)
     assert difference(unsure, sure)[0] == pytest.approx(p, rel=2e-5)
     if p == 0.05:
         assert difference(unsure, sure)[1] == pytest.approx(t, rel=2e-5)
@@ -42,7 +56,7 @@ def test_one_sides_uncertainty_gives_students_t_of_the_tables(t, dof, p):
 
 def test_p_of_equal_means_is_uniform():
     rng = np.random.default_rng(1)
-    p = [difference(mean_of_repeats(rng.normal(5, 1, 4)), mean_of_repeats(rng.normal(5, 3, 7)))[0] for _ in range(2000)]
+    p = [difference(independent(rng.normal(5, 1, 4)), independent(rng.normal(5, 3, 7)))[0] for _ in range(2000)]
     assert np.mean(np.array(p) < 0.05) == pytest.approx(0.05, abs=0.015)
     assert np.mean(np.array(p) < 0.5) == pytest.approx(0.5, abs=0.05)
 
@@ -59,7 +73,7 @@ def test_correlated_iterations_are_not_taken_for_independent_ones():
     naive, blocked = [], []
     for _ in range(200):
         a, b = drifting(600), drifting(600)
-        naive.append(difference(mean_of_repeats(a), mean_of_repeats(b))[0])
+        naive.append(difference(independent(a), independent(b))[0])
         blocked.append(difference(mean_of_series(a), mean_of_series(b))[0])
     assert np.mean(np.array(naive) < 0.05) > 0.4  # what the series' own correlation is for
     assert np.mean(np.array(blocked) < 0.05) < 0.1
@@ -69,9 +83,11 @@ def test_repeats_that_hang_together_count_for_fewer():
     """Blocks of ten equal ones are a tenth as many repeats, or fewer, as what else they might be is not known."""
     rng = np.random.default_rng(3)
     blocks = np.repeat(rng.normal(10, 1, 60), 10)
-    assert 0.9 < mean_of_series(blocks).u / (np.std(blocks) / np.sqrt(60)) < 1.5
-    assert mean_of_series(rng.permutation(blocks)).u == pytest.approx(np.std(blocks) / np.sqrt(600), rel=0.2)
-    assert mean_of_series(np.ones(20)) == Mean(1.0, 0.0, math.inf)
+    assert 0.9 < mean_of_series(blocks).u_statistical / (np.std(blocks) / np.sqrt(60)) < 1.5
+    assert mean_of_series(rng.permutation(blocks)).u_statistical == pytest.approx(
+        np.std(blocks) / np.sqrt(600), rel=0.2
+    )
+    assert mean_of_series(np.ones(20)) == by_chance(1.0, 0.0)
 
 
 @pytest.mark.parametrize(("n", "rho", "least"), [(30, 0.0, 0.925), (30, 0.8, 0.87), (200, 0.8, 0.925)])
@@ -82,7 +98,7 @@ def test_intervals_of_repeats_hold_however_they_hang_together(n, rho, least):
     draws = rng.normal(size=(400, n + 100))
     for i in range(1, n + 100):
         draws[:, i] = rho * draws[:, i - 1] + np.sqrt(1 - rho**2) * draws[:, i]
-    zero = Mean(0.0, 0.0, math.inf)
+    zero = by_chance(0.0, 0.0)
     held = np.mean([difference(zero, mean_of_series(x))[0] >= 0.05 for x in draws[:, 100:]])
     assert least <= held <= 0.98
 
@@ -91,8 +107,9 @@ def test_intervals_of_repeats_hold_however_they_hang_together(n, rho, least):
 def test_unit_place_and_direction_of_time_change_nothing(n, unit, place):
     x = np.cumsum(np.random.default_rng(n).normal(size=n))
     for other, scale in ((unit * x, unit), (x + place, 1.0), (x[::-1], 1.0)):
-        assert mean_of_series(other).u == pytest.approx(scale * mean_of_series(x).u, rel=1e-6)
-        assert mean_of_series(other).dof == pytest.approx(mean_of_series(x).dof, rel=1e-6)
+        mean, changed = mean_of_series(x), mean_of_series(other)
+        assert changed.u_statistical == pytest.approx(scale * mean.u_statistical, rel=1e-6)
+        assert changed.degrees_of_freedom == pytest.approx(mean.degrees_of_freedom, rel=1e-6)
 
 
 @given(st.lists(st.none() | st.floats(0, 1), max_size=12))
@@ -200,15 +217,101 @@ def test_the_command_says_it_in_a_table_and_in_words(sides, capsys, tmp_path):
 
 def test_nothing_in_common_says_what_differs_and_what_to_ignore(tmp_path, capsys):
     runs = {
-        side: [one_run(tmp_path / side / f"{seed}.h5", seed_of_run=seed, iterations=8) for seed in seeds]
-        for side, seeds in (("a", (1, 2)), ("b", (3, 4)))
+        side: [one_run(tmp_path / side / f"{room}.h5", room=room, iterations=8) for room in rooms]
+        for side, rooms in (("a", (1, 2)), ("b", (3, 4)))
         if not (tmp_path / side).mkdir()
     }
     a, b = (paths[0].parent for paths in runs.values())
     said = refused(capsys, "compare", a, b)
-    assert "seed_of_run 1, 2 in A, 3, 4 in B" in said
-    assert "--ignore seed_of_run compares them nonetheless" in said
-    code, out, _ = joules(capsys, "compare", a, b, "--ignore", "seed_of_run")
+    assert "room 1, 2 in A, 3, 4 in B" in said
+    assert "--ignore room compares them nonetheless" in said
+    code, out, _ = joules(capsys, "compare", a, b, "--ignore", "room")
     assert code == 0
-    assert "taken for repeats" in out
+    assert "Ignored: room; rows that differ in nothing else are taken for repeats" in out
     assert "a setting" in refused(capsys, "compare", a, b, "--ignore", "provenance")
+
+
+def test_seeds_and_output_paths_part_no_rows(tmp_path):
+    a, b = ([one_run(tmp_path / f"{seed}.h5", iterations=8, seed_of_run=seed, out_dir=f"out/{seed}") for seed in seeds]
+            for seeds in ((1, 2), (3, 4)))  # fmt: skip
+    found = compare(read_samples(a), read_samples(b))
+    assert not [name for name in found.names if name.startswith("attribute_")]
+    assert (row(found, "forward").a.runs, found.settings) == (2, ())
+
+
+def test_machines_of_one_training_are_compared_as_one(tmp_path):
+    sides = {}
+    for side, scale in (("a", 1.0), ("b", 1.1)):
+        (tmp_path / side).mkdir()
+        sides[side] = [machine(tmp_path / side / f"{n}.h5", n, scale=scale) for n in range(2)]
+    found = compare(read_samples(sides["a"]), read_samples(sides["b"]))
+    d = row(found, "forward")
+    alone = [s.record["j_per_batch"] for s in samples(sides["a"]) if s.record["phase"] == "forward"]
+    assert (len(alone), d.a.runs, d.repeats) == (4, 1, NOTHING)  # a rank is on each device, and no clock is common
+    assert d.a.value == pytest.approx(sum(alone))
+    assert verdict(d) == "no repeats to tell"
+
+
+def test_a_batch_of_more_machines_is_other_work(tmp_path):
+    """Each rank has a batch of 64 samples: of two machines 256, of three 384."""
+    two, three = (
+        [machine(tmp_path / f"{n} of {count}.h5", n, machines=count) for n in range(count)] for count in (2, 3)
+    )
+    found = compare(read_samples(two), read_samples(three))
+    joules_of_3 = sum(s.record["j_per_batch"] for s in samples(three) if s.record["phase"] == "forward")
+    assert row(found, "forward", "j_per_sample").b.value == pytest.approx(joules_of_3 / 384)
+    assert {d.figure for d in found.rows} == {"j_per_sample", "s_per_sample"}
+
+
+# -- batches of 64 and of 128 samples: joules of a sample, or nothing
+
+
+@pytest.fixture(scope="module")
+def of(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("unequal")
+    return {
+        (side, batch): [
+            one_run(folder / f"{side}{batch}-{i}.h5", scale, (batch,), 60, accuracy=GAIN, noise_w=1.0, seed=seed + i)
+            for i in range(3)
+        ]
+        for side, batch, scale, seed in (("a", 64, 1.0, 10), ("b", 128, 1.0, 20), ("b", 64, 1.03, 30))
+    }
+
+
+def test_a_setting_that_is_one_on_each_side_is_compared_by_the_sample(of):
+    found = compare(read_samples(of["a", 64]), read_samples(of["b", 128]))
+    assert found.settings == (("batch_size", 64, 128),)
+    assert {d.figure for d in found.rows} == {"j_per_sample", "s_per_sample"}
+    totals = {s.record["batch_size"]: s.record for s in samples([*of["a", 64], *of["b", 128]])
+              if s.record["kind"] == "total"}  # fmt: skip
+    d = next(d for d in found.rows if d.key[0] == "total" and d.figure == "j_per_sample")
+    assert d.a.value == pytest.approx(totals[64]["energy_j"] / totals[64]["iterations"] / 64, rel=1e-2)
+    assert d.b.value == pytest.approx(totals[128]["energy_j"] / totals[128]["iterations"] / 128, rel=1e-2)
+    assert d.a.u_systematic == pytest.approx(0.02 * d.a.value, rel=0.02)
+    assert "Batches differ in size: joules and seconds are of one sample." in words(found)
+    assert "J/sample" in {cells["figure"] for cells in comparison_table(found, "a", "b").records()}
+
+
+@pytest.mark.parametrize("runs", [3, 1])
+def test_what_a_sample_is_unsure_of_is_a_batch_sizeth_of_what_a_batch_is(of, runs):
+    """The sensor's gain is shared, so that it counts for the difference alone, which is half of A's joules."""
+    a, b = samples(of["a", 64][:runs]), samples(of["b", 128][:runs])
+    by_sample = row(compare(a, b), "forward", "j_per_sample")
+    other = row(compare(a, samples(of["b", 64][:runs])), "forward")
+    assert by_sample.repeats == other.repeats
+    assert by_sample.a.u_statistical == pytest.approx(other.a.u_statistical / 64)
+    assert by_sample.a.u_systematic == pytest.approx(other.a.u_systematic / 64)
+    assert by_sample.is_same_sensor
+    assert by_sample.change_percent == pytest.approx(-50, abs=1)
+    assert 1.9 * 0.02 * abs(by_sample.change) < by_sample.u95 < 4 * 0.02 * abs(by_sample.change)
+
+
+def test_ignoring_an_equal_batch_size_changes_nothing(of):
+    a, b = samples(of["a", 64]), samples(of["b", 64])
+    assert compare(a, b, ["batch_size"]).rows == compare(a, b).rows
+
+
+def test_a_batch_of_unknown_size_is_not_compared_with_another(of, tmp_path):
+    unknown = one_run(tmp_path / "unknown.h5", batches=(None,), iterations=8)
+    with pytest.raises(AnalysisError, match="compared by the sample"):
+        compare(samples(of["a", 64]), read_samples([unknown]))

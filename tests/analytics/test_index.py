@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -17,20 +18,12 @@ from command import joules
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from make_campaign import one_run
+from make_job import machine
 from make_run import LineSpec, make_run
 
-from powerd_analytics.campaign import read_campaign
-from powerd_analytics.export import columns_of, rows_of
-from powerd_analytics.index import (
-    METADATA,
-    index_frame,
-    index_records,
-    index_runs,
-    open_index,
-    query,
-    reduce_runs,
-)
-from powerd_analytics.records import COLUMNS, run_records, to_frame
+from powerd_analytics.figures import ATTRIBUTE, COLUMNS, attributes_in, of_kind, rows_of, run_frame
+from powerd_analytics.index import METADATA, index_frame, index_runs, open_index, query, reduce_runs
+from powerd_analytics.trainings import read_runs
 from powerd_core.errors import AnalysisError, RunFileError
 
 
@@ -51,16 +44,52 @@ def campaign(made, tmp_path):
     return Path(shutil.copytree(made, tmp_path / "runs"))
 
 
-def test_an_index_has_the_records_that_the_files_have(campaign):
+def assert_same(found, expected):
+    """The same rows in the same columns of the same types; attributes in any order."""
+    pd.testing.assert_frame_equal(found, expected, check_like=True)
+
+
+def test_an_index_has_the_frames_that_the_files_have(campaign):
     report = index_runs(campaign, jobs=1)
     assert (report.path, report.runs, report.read, report.failed) == (campaign / "index.parquet", 3, 3, ())
-    expected = read_campaign([campaign])
-    found = index_records(campaign)
-    assert found == expected
-    assert [list(map(type, r.values())) for r in found] == [list(map(type, r.values())) for r in expected]
-    assert index_frame(str(campaign / "index.parquet")).equals(to_frame(expected))  # as docs/howto/campaigns.md has it
-    gpu1 = index_records(campaign, "gpu1")
-    assert gpu1 == [r for r in expected if r["device"] == "gpu1"] != []
+    expected = read_runs([campaign])
+    assert_same(index_frame(campaign), expected)
+    assert_same(index_frame(str(campaign / "index.parquet")), expected)  # as docs/howto/campaigns.md has it
+    assert_same(read_runs([campaign / "index.parquet"]), expected)
+    gpu1 = index_frame(campaign, "gpu1")
+    assert_same(gpu1, run_frame(campaign / "later" / "c.h5", "gpu1"))
+    with pytest.raises(AnalysisError, match="no device 'gpu7'"):
+        index_frame(campaign, "gpu7")
+
+
+def test_attributes_are_columns_of_their_own_type_over_all_runs(tmp_path):
+    """What a number is among numbers stands as a text where one run has a text, and is a number again without it."""
+    values = {
+        "a": {"rate": 0.1, "amp": True},
+        "b": {"rate": 3},
+        "c": {"rate": "warm", "amp": "True"},
+        "d": {"rate": "3"},
+    }
+    for name, own in values.items():
+        one_run(tmp_path / f"{name}.h5", iterations=3, **own)
+    index_runs(tmp_path, jobs=1)
+
+    def rates(*names):
+        frame = index_frame(tmp_path)
+        assert_same(frame, read_runs([tmp_path]))
+        return [rows_of(frame[frame["run"] == n])[0].get(f"{ATTRIBUTE}rate") for n in names]
+
+    assert rates("a", "b", "c", "d") == ["0.1", "3", "warm", '"3"']
+    assert str(index_frame(tmp_path)[f"{ATTRIBUTE}amp"].dtype) == "string"
+    for name in ("c", "d"):
+        (tmp_path / f"{name}.h5").unlink()
+    assert index_runs(tmp_path, jobs=1).read == 0
+    assert rates("a", "b") == [0.1, 3]
+    types = {f.name: str(f.type) for f in pq.read_schema(tmp_path / "index.parquet")}
+    assert (types[f"{ATTRIBUTE}rate"], types[f"{ATTRIBUTE}amp"]) == ("double", "bool")
+    (tmp_path / "a.h5").unlink()
+    index_runs(tmp_path, jobs=1)
+    assert attributes_in(index_frame(tmp_path)) == [f"{ATTRIBUTE}rate"]  # no run has the other any more
 
 
 def test_only_new_changed_and_broken_files_are_read(campaign, monkeypatch):
@@ -95,10 +124,11 @@ def test_only_new_changed_and_broken_files_are_read(campaign, monkeypatch):
     assert (campaign / "index.parquet").stat().st_mtime_ns == before
     moved = campaign.rename(campaign.parent / "moved")  # runs and index together
     assert index_runs(moved, jobs=1).read == 0
-    assert {Path(r["path"]).parent for r in index_records(moved)} == {moved, moved / "later"}
+    assert {Path(p).parent for p in index_frame(moved)["path"]} == {moved, moved / "later"}
     assert index_runs(moved, jobs=1, again=True).read == 4
-    pq.write_table(pq.read_table(moved / "index.parquet").drop_columns(["residual_j"]), moved / "index.parquet")
-    assert {r["residual_j"] for r in index_records(moved)} == {None}  # as a former release may have written it
+    # As a former release of the same version may have written it.
+    pq.write_table(pq.read_table(moved / "index.parquet").drop_columns(["off_by_j"]), moved / "index.parquet")
+    assert index_frame(moved)["off_by_j"].isna().all()
     assert index_runs(moved, jobs=1).read == 4
 
 
@@ -179,8 +209,7 @@ def test_links_are_followed_no_run_counts_twice_and_what_cannot_be_read_is_named
         "z.h5 is no run file",
     ):
         assert text in err
-    files = rows_of(query(campaign, "select run from files where error is null"))
-    assert [name for (name,) in files] == ["a", "b", "c"]
+    assert query(campaign, "select run from files where error is null").rows == (("a",), ("b",), ("c",))
     for name in ("gone.h5", "z.h5"):
         (campaign / name).unlink()
     _, out, err = joules(capsys, "index", campaign, "--jobs", "1")
@@ -239,32 +268,45 @@ def runs(tmp_path_factory):
     return folder
 
 
-def test_an_answer_agrees_with_the_records(runs):
-    sheet = query(
+def test_an_answer_agrees_with_the_frame(runs):
+    table = query(
         runs, "select device_name, avg(energy_j) as j, count(*) as n from totals group by all order by device_name"
     )
-    assert [(c.name, c.kind) for c in columns_of(sheet)] == [("device_name", "text"), ("j", "number"), ("n", "integer")]
-    totals = [r for r in index_records(runs) if r["kind"] == "total"]
-    for name, joules_, n in rows_of(sheet):
-        of = [r["energy_j"] for r in totals if r["device_name"] == name]
-        assert (joules_, n) == (pytest.approx(sum(of) / len(of)), 2)
+    assert [(c.name, c.kind) for c in table.columns] == [("device_name", "text"), ("j", "number"), ("n", "integer")]
+    totals = of_kind(index_frame(runs), "total")
+    for name, joules_, n in table.rows:
+        assert (joules_, n) == (pytest.approx(totals["energy_j"][totals["device_name"] == name].mean()), 2)
 
 
-def test_the_views_are_the_kinds_of_records_and_the_files(runs):
-    records = index_records(runs)
+def test_the_views_are_the_kinds_of_rows_and_the_files(runs):
+    frame = index_frame(runs)
     for view, kind in (("runs", "run"), ("phases", "phase"), ("totals", "total")):
-        sheet = query(runs, f"select * from {view} order by path, phase_path")
-        assert [c.name for c in columns_of(sheet)] == list(COLUMNS)
-        expected = [tuple(r.values()) for r in records if r["kind"] == kind]
-        assert sorted(map(repr, rows_of(sheet))) == sorted(repr(_as_stored(row)) for row in expected)
-    (row,) = rows_of(query(runs, "select count(*), sum(records) from files where error is null"))
-    assert row == (4, len(records))
+        table = query(runs, f"select * from {view}")
+        assert table.names == [*COLUMNS, f"{ATTRIBUTE}optimizer"]
+        expected = [tuple(r[name] for name in table.names) for r in rows_of(of_kind(frame, kind))]
+        assert (len(table), set(table.rows)) == (len(expected), set(expected))
+    assert query(runs, "select count(*), sum(records) from files where error is null").rows == ((4, len(frame)),)
+    assert query(runs, "select distinct attribute_optimizer from phases").rows == (("sgd",),)
 
 
-def _as_stored(row):
-    return tuple(
-        float(v) if name == "batch_size" and v is not None else v for name, v in zip(COLUMNS, row, strict=True)
-    )
+def test_attributes_of_any_name_can_be_asked_for(tmp_path):
+    one_run(tmp_path / "a.h5", iterations=3, **{'a "b"; --': 1, "Rate": 2, "rate": "x"})
+    index_runs(tmp_path, jobs=1)
+    assert_same(index_frame(tmp_path), read_runs([tmp_path]))
+    sql = 'select distinct "attribute_a ""b""; --", "attribute_Rate", attribute_rate_1 from phases'
+    assert query(tmp_path, sql).rows == ((1.0, 2.0, "x"),)
+
+
+def test_machines_of_one_training_are_one_and_its_ranks_have_their_seconds(tmp_path):
+    paths = [machine(tmp_path / f"{n}.h5", n) for n in range(2)]
+    index_runs(tmp_path, jobs=1)
+    assert_same(read_runs([tmp_path / "index.parquet"]), read_runs(paths))
+    (total,) = rows_of(of_kind(read_runs(paths), "total"))
+    assert query(tmp_path, "select device, energy_j from totals").rows == ((total["device"], total["energy_j"]),)
+    ranks = query(tmp_path, "select rank, s_per_batch from ranks where phase = 'forward' order by rank").rows
+    assert ranks == tuple((n, pytest.approx(0.0213)) for n in range(4))
+    marks = pq.read_table(tmp_path / "index.parquet")["of_job"].to_pylist()
+    assert {"part", "whole"} == set(filter(None, marks))
 
 
 @pytest.mark.parametrize(
@@ -290,12 +332,12 @@ def test_an_index_is_only_asked(runs, tmp_path, sql):
 def test_a_query_may_pivot(runs):
     sql = "pivot phases on phase using count(*) group by device_name order by all"
     for form in (sql, f"with p as ({sql}) from p", f"select * from ({sql})"):
-        sheet = query(runs, form)
-        assert [c.name for c in columns_of(sheet)][:2] == ["device_name", "backward"]
-        assert [row[:2] for row in rows_of(sheet)] == [("maxwell", 2), ("pascal", 2)]
+        table = query(runs, form)
+        assert table.names[:2] == ["device_name", "backward"]
+        assert [row[:2] for row in table.rows] == [("maxwell", 2), ("pascal", 2)]
 
 
-# -- Many run files: the same records in every way of running, and no file stops another
+# -- Many run files: the same frames in every way of running, and no file stops another
 
 
 @pytest.fixture(scope="module")
@@ -322,10 +364,18 @@ def dask_cluster():
 def test_one_process_and_dask_give_the_same_in_the_order_of_the_paths(paths, dask_cluster):
     here = reduce_runs(paths, jobs=1)
     assert [r.path for r in here] == paths
-    assert [r.value for r in here] == [run_records(p) if p.name != "2.h5" else None for p in paths]
     assert [r.error is None for r in here] == [True, True, False, True]
     assert here[2].error.startswith(f"{paths[2]} is no run file")
-    assert reduce_runs(paths, scheduler=dask_cluster.scheduler_address) == here
+    there = reduce_runs(paths, scheduler=dask_cluster.scheduler_address)
+    assert [(r.path, r.error) for r in there] == [(r.path, r.error) for r in here]
+    for path, *of_path in zip(paths, here, there, strict=True):
+        for result in of_path if path.name != "2.h5" else ():
+            assert_same(result.value, run_frame(path))
+
+
+def test_workers_compute_with_one_thread_each(paths, monkeypatch):
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "2")
+    assert [r.value for r in reduce_runs(paths[:2], reducers.threads, jobs=2)] == [1, 1]
 
 
 def test_a_file_that_kills_its_process_is_named_and_the_others_are_done(paths):

@@ -1,6 +1,8 @@
 import itertools
 from decimal import Decimal
 
+import numpy as np
+import pandas
 import pytest
 from command import joules, refused
 from hypothesis import given, settings
@@ -8,7 +10,8 @@ from hypothesis import strategies as st
 from published_tables import CAPS, CASTRO, ENERGIES, OPERATIONS, TIMES, rows, write
 
 from powerd_analytics import metrics
-from powerd_analytics.published import COLUMNS, read_phases, read_table, training_totals
+from powerd_analytics.figures import COLUMNS, figure_of, frame_from, rows_of, worked_out
+from powerd_analytics.published import TOTALS, published_frame, read_phases, read_table, training_totals
 from powerd_core.errors import AnalysisError, PowerdError
 
 
@@ -37,17 +40,19 @@ PLAIN = "device,energy_j\na,1.5\nb,2\n"
 )
 def test_every_dialect_reads_the_same(tmp_path, data):
     t = table(tmp_path, data)
-    assert t.columns == ("device", "energy_j")
-    assert list(t.texts("device")) == ["a", "b"]
-    assert t.numbers("energy_j") == [1.5, 2.0]
+    assert t.columns == ["device", "energy_j"]
+    assert t.texts("device") == ["a", "b"]
+    assert t.numbers("energy_j").tolist() == [1.5, 2.0]
 
 
 def test_parquet_reads_the_same_and_counts_rows(tmp_path):
-    pandas = pytest.importorskip("pandas")
-    pandas.DataFrame({"device": ["a", "b"], "gpus": [1, 2], "energy_j": [1.5, None]}).to_parquet(tmp_path / "t.pq")
+    frame = pandas.DataFrame({"device": ["a", "b"], "gpus": [1, 2], "energy_j": [1.5, None]})
+    frame.to_parquet(tmp_path / "t.pq")
     t = read_table(tmp_path / "t.pq")
-    assert t.numbers("energy_j") == [1.5, None]
-    assert t.numbers("gpus", whole=True) == [1.0, 2.0]
+    assert t.numbers("energy_j") == pytest.approx([1.5, np.nan], nan_ok=True)
+    assert t.cells["gpus"].tolist() == ["1", "2"]
+    frame.set_index("device").to_parquet(tmp_path / "index.pq")
+    assert read_table(tmp_path / "index.pq").texts("device") == ["a", "b"]
     (tmp_path / "cut.pq").write_bytes((tmp_path / "t.pq").read_bytes()[:200])
     with pytest.raises(AnalysisError, match="cut.pq"):
         read_table(tmp_path / "cut.pq")
@@ -57,7 +62,7 @@ def test_parquet_reads_the_same_and_counts_rows(tmp_path):
 @given(data=st.binary(max_size=200))
 def test_any_bytes_give_a_table_or_one_line(tmp_path_factory, data):
     path = tmp_path_factory.getbasetemp() / "any.csv"
-    for mark in (b"", b"a,b\n", b"\xff\xfe", b"PAR1"):
+    for mark in (b"", b"a,b\n", b"energy_j,iterations,phase\n1,2,\n", b"\xff\xfe", b"PAR1"):
         path.write_bytes(mark + data)
         assert "\n" not in said_of(path)
 
@@ -65,6 +70,7 @@ def test_any_bytes_give_a_table_or_one_line(tmp_path_factory, data):
 def said_of(path):
     try:
         t = read_table(path)
+        published_frame(t)
         for column in t.columns:
             t.numbers(column)
     except PowerdError as error:
@@ -107,8 +113,8 @@ def test_table_6_on_every_row_from_the_files_as_they_are(capsys):
     code, out, err = joules(capsys, "totals", *TIMES, *ENERGIES, *MIX, "--operations", OPERATIONS)
     assert code == 0
     assert matches_table_6(out) == 36
-    assert tuple(out.splitlines()[0].split(",")) == COLUMNS
-    assert COLUMNS == ("device", "model", "gpus", "batch", "time_s", "energy_j", "edp_js", "gflops_per_w")
+    assert tuple(out.splitlines()[0].split(",")) == TOTALS
+    assert TOTALS[:7] == ("device", "model", "gpus", "batch", "iterations", "time_s", "energy_j")
     assert "pascal, ResNetIm, 1 GPU, batch 256: no time of forward and backward" in err
 
 
@@ -187,8 +193,8 @@ def test_a_mix_of_equal_kinds_is_no_mix(tmp_path_factory, figures, counts):
     ])])  # fmt: skip
     (mixed, _), (plain, _) = (training_totals(table, mixes=m) for m in ({gpus: counts}, {}))
     for a, b in zip(mixed.to_numpy(), plain.to_numpy(), strict=True):
-        assert a[4] == b[4]
-        assert a[5] == pytest.approx(b[5])
+        assert a[5] == b[5]
+        assert a[6] == pytest.approx(b[6])
 
 
 # -- the best of several configurations
@@ -247,6 +253,179 @@ def test_units_of_the_columns_and_rows_that_were_not_run(tmp_path, capsys):
     assert "t.csv, row 3: no energy or no time: not among the choices" in err
     _, out, _ = joules(capsys, "pick", table, "--reference", "target=default", "--metric", "e")
     assert (rows(out)[0]["cap"], rows(out)[0]["energy_j"]) == ("100", "1000.0")
+
+
+# One and a half minutes of training each, in which one got further than the other.
+FIXED_TIME = [
+    {"run": "a", "iterations": 39, "batch": 64, "energy_j": 9_000, "time_s": 90},
+    {"run": "b", "iterations": 40, "batch": 64, "energy_j": 9_100, "time_s": 90},
+]
+
+
+def without(name, records=FIXED_TIME):
+    return [{k: v for k, v in r.items() if k != name} for r in records]
+
+
+def picked(tmp_path, capsys, records, metric, *options):
+    command = ("pick", write(tmp_path / "t.csv", records), "--reference", "run=a", "--metric", metric, *options)
+    code, out, err = joules(capsys, *command)
+    assert code == 0
+    return rows(out)[0], err
+
+
+@pytest.mark.parametrize(
+    ("metric", "column", "value"),
+    [
+        ("e", "j_per_sample", 9_100 / 2560),
+        ("edp", "edp_per_sample_js", 9_100 * 90 / 2560**2),
+        ("eds", "eds", 0.5 * (9_100 / 2560) / (9_000 / 2496) + 0.5 * 2496 / 2560),
+        ("cost", "cost_per_sample_j", (0.5 * 9_100 + 0.5 * 300 * 90) / 2560),
+    ],
+)
+def test_unequal_work_is_compared_by_the_sample(tmp_path, capsys, metric, column, value):
+    """By the whole, 39 iterations would be the better choice: they took fewer joules, as they did less."""
+    row, err = picked(tmp_path, capsys, FIXED_TIME, metric, "--max-power", 300, "--price-per-kwh", 0.36)
+    assert row["run"] == "b"
+    assert float(row[column]) == pytest.approx(value)
+    assert float(row["performance_loss_pct"]) == pytest.approx(100 * (2496 / 2560 - 1))
+    assert float(row["energy_saving_pct"]) == pytest.approx(100 * (1 - (9_100 / 2560) / (9_000 / 2496)))
+    assert float(row["cost"]) == pytest.approx(9_100 / 3.6e6 * 0.36)
+    assert "t.csv: the rows did unequal work (39 to 40 iterations): energy and time are compared by the sample" in err
+
+
+def test_samples_of_their_own_say_the_work_too(tmp_path, capsys):
+    stated = [{**r, "samples": n} for r, n in zip(without("batch"), (2496, 2560), strict=True)]
+    assert picked(tmp_path, capsys, stated, "e")[0]["run"] == "b"
+    assert picked(tmp_path, capsys, without("iterations", stated), "e")[0]["run"] == "b"
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        without("iterations"),
+        [{**r, "iterations": 40} for r in FIXED_TIME],
+        # Ten epochs of 2560 samples: the last batch of 95 is smaller.
+        [{**FIXED_TIME[0], "iterations": 270, "batch": 95}, {**FIXED_TIME[1], "iterations": 400}],
+    ],
+    ids=["not said", "the same", "whole epochs"],
+)
+def test_equal_work_is_compared_by_the_whole(tmp_path, capsys, records):
+    row, err = picked(tmp_path, capsys, records, "e")
+    assert (row["run"], row["energy_j"], err) == ("a", "9000.0", "")
+
+
+@pytest.mark.parametrize(
+    ("records", "place"),
+    [
+        (without("batch"), "t.csv, row 1: the rows did unequal work (39 to 40 iterations)"),
+        ([FIXED_TIME[0], {**FIXED_TIME[1], "batch": ""}], "t.csv, row 2: the rows did unequal work"),
+        ([FIXED_TIME[0], {**FIXED_TIME[1], "iterations": ""}], "t.csv, row 2: the rows did unequal work"),
+        ([FIXED_TIME[0], {**FIXED_TIME[1], "iterations": 0}], "t.csv, row 2: the rows did unequal work"),
+    ],
+)
+def test_unequal_work_without_samples_is_refused(tmp_path, capsys, records, place):
+    command = ("pick", write(tmp_path / "t.csv", records), "--reference", "run=a", "--metric", "edp")
+    assert place in refused(capsys, *command)
+
+
+def test_totals_of_unequal_work_are_told_apart_by_pick(tmp_path, capsys):
+    figures = [("g", 39, 1.0, 90.0), ("h", 40, 1.0, 89.0)]
+    phases = [
+        {"device": d, "gpus": 1, "model": "m", "phase": "iteration", "batch": 8, "iterations": n,
+         "s_per_batch": s, "j_per_batch": j} for d, n, s, j in figures
+    ]  # fmt: skip
+    out = tmp_path / "totals.csv"
+    assert joules(capsys, "totals", write(tmp_path / "p.csv", phases), "-o", out)[0] == 0
+    assert [r["iterations"] for r in rows(out)] == ["39", "40"]
+    code, text, err = joules(capsys, "pick", out, "--reference", "device=g", "--metric", "e")
+    assert (code, rows(text)[0]["device"]) == (0, "h")
+    assert "39 to 40 iterations" in err
+
+
+# -- as the frame of figures
+
+
+def frame_of(tmp_path, records):
+    return published_frame(read_table(write(tmp_path / "t.csv", records)))
+
+
+def test_a_published_table_is_a_frame_of_figures(tmp_path):
+    frame = frame_of(tmp_path, [
+        {"model": "m", "batch": 64, "gpu": "V100", "power_limit_w": 250, "clock_mhz": 1380, "phase": "", "lr": "0.1",
+         "iterations": 10, "energy_kj": 3, "time_ms": 20_000, "u95_j": 60, "u95_s": 0.4, "j_per_batch": "",
+         "s_per_batch": "", "provenance": "measured"},
+        {"model": "m", "batch": 64, "gpu": "V100", "power_limit_w": 250, "clock_mhz": "", "phase": "forward", "lr": "",
+         "iterations": 10, "energy_kj": "", "time_ms": "", "u95_j": 2, "u95_s": "", "j_per_batch": 100,
+         "s_per_batch": 0.5, "provenance": "measured"},
+    ])  # fmt: skip
+    assert frame.dtypes.loc[list(COLUMNS)].equals(frame_from([]).dtypes)
+    total, phase = rows_of(frame)
+    assert (total["kind"], phase["kind"], total["phase"], phase["phase"]) == ("total", "phase", None, "forward")
+    assert (total["device_name"], total["power_cap_w"], total["clock_hz"], total["batch_size"]) == (
+        "V100", 250.0, 1.38e9, 64,
+    )  # fmt: skip
+    assert (total["energy_j"], total["time_s"], total["j_per_batch"], total["s_per_batch"]) == (3000, 20, 300, 2)
+    assert (total["edp_js"], total["power_w"], total["j_per_sample"]) == (60_000, 150, 300 / 64)
+    assert (phase["j_per_batch"], phase["edp_js"], phase["power_w"]) == (100, 50, 200)
+    assert (total["attribute_lr"], phase["attribute_lr"]) == (0.1, None)
+    # U95 stays what the table says of each figure, and is so much of what follows from it.
+    for row, name, u95 in (
+        (total, "energy_j", 60), (total, "j_per_batch", 6), (phase, "j_per_batch", 2), (total, "time_s", 0.4),
+        (total, "s_per_batch", 0.04), (total, "power_w", 3), (phase, "j_per_sample", 2 / 64),
+    ):  # fmt: skip
+        assert figure_of(row, name).u95 == pytest.approx(u95)
+
+
+def test_a_row_of_one_batch_is_a_total_of_one_batch(tmp_path):
+    (row,) = rows_of(frame_of(tmp_path, [{"batch": 8, "j_per_batch": 4, "s_per_batch": 2, "u95_j": 1}]))
+    assert (row["kind"], row["iterations"], row["energy_j"], row["j_per_sample"]) == ("total", 1, 4, 0.5)
+    assert row["u95_j"] == pytest.approx(1)
+
+
+def test_a_phase_without_iterations_is_as_long_as_it_was_in_all(tmp_path):
+    (row,) = rows_of(frame_of(tmp_path, [{"phase": "forward", "batch": 8, "energy_j": 400, "time_s": 2, "u95_s": 1}]))
+    assert (row["kind"], row["iterations"], row["j_per_batch"], row["power_w"]) == ("phase", None, 400, 200)
+    assert row["j_per_sample"] is None  # of how many samples is not said
+    assert figure_of(row, "s_per_batch").u95 == pytest.approx(1)
+    (total,) = rows_of(frame_of(tmp_path, [{"energy_j": 400, "time_s": 2, "u95_s": 1}]))
+    assert (total["kind"], total["s_per_batch"]) == ("total", None)
+    assert figure_of(total, "time_s").u95 == pytest.approx(1)
+
+
+@settings(max_examples=25)
+@given(
+    kind=st.sampled_from(["phase", "total", "run"]),
+    figures=st.tuples(*[st.floats(0.001, 1e6)] * 2),
+    u=st.tuples(*[st.floats(0.001, 1e3)] * 2),
+    n=st.integers(1, 1000),
+    runs=st.none() | st.integers(2, 20),
+)
+def test_a_frame_of_ours_comes_back_from_its_csv(tmp_path_factory, kind, figures, u, n, runs):
+    each = dict(zip(("j_per_batch", "s_per_batch"), figures, strict=True))
+    whole = {"energy_j": figures[0] * n, "time_s": figures[1] * n, "s_per_batch": figures[1]}
+    frame = worked_out(frame_from([{
+        "kind": kind, "model": "m", "batch_size": 8, "iterations": n, "device": "gpu0", "provenance": "simulated",
+        "phase": "forward" if kind == "phase" else None, "phase_path": "step/forward" if kind == "phase" else None,
+        "u_statistical_j": u[0], "u_systematic_j": u[1], "rectangle_j": u[1] / 2,
+        "degrees_of_freedom": runs and runs - 1, "is_lower_bound": False, "attribute_lr": 0.1, "attribute_tag": "x",
+        **(each if kind == "phase" else whole),
+    }]))  # fmt: skip
+    path = tmp_path_factory.getbasetemp() / "frame.csv"
+    frame.to_csv(path, index=False)
+    again = published_frame(read_table(path))
+    for name in frame.columns:
+        if name not in ("eds", "samples_per_s"):  # of the whole table
+            pandas.testing.assert_series_equal(again[name], frame[name], rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("column", "cell"),
+    [("batch", "big"), ("gpus", "1.5"), ("iterations", "-1"), ("energy_j", "much"), ("power_cap_w", "250 W"),
+     ("j_per_batch", "1,5"), ("u95_j", "?"), ("iterations", "1e300")],
+)  # fmt: skip
+def test_cells_that_no_frame_can_hold(tmp_path, column, cell):
+    with pytest.raises(AnalysisError, match=rf"t\.csv, row 2, column {column}"):
+        frame_of(tmp_path, [{"energy_j": 1, "time_s": 1, column: 1}, {"energy_j": 1, "time_s": 1, column: cell}])
 
 
 # -- what is refused

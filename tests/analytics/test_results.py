@@ -2,12 +2,15 @@
 
 import re
 
+import numpy as np
+import pytest
 from make_campaign import one_run
-from make_run import MS, LineSpec, PhaseSpec, S, constant, make_run
+from make_run import MS, LineSpec, PhaseSpec, S, constant, make_run, training
 
-from powerd_analytics.results import energies, result_lines
+from powerd_analytics.results import energies, result_lines, totals
 from powerd_analytics.runs.run import read_run
 from powerd_analytics.table import phase_table
+from powerd_core.model import Flag
 from powerd_core.text import with_u95
 
 
@@ -75,3 +78,32 @@ def test_energies_leave_out_what_has_not_arrived(tmp_path):
     (none,) = energies(path, name="step", row=11, device=None)
     assert not none.is_resolvable
     assert none.is_so_far
+
+
+def test_names_of_totals_say_device_provenance_group_and_unit(tmp_path):
+    tr = training((64, 128), 4)
+    lines = [LineSpec("gpu0.a", tr.power()), LineSpec("cpu0.m", tr.power(0.3), "cpu0", "modelled", 20_000_000)]
+    path = make_run(tmp_path / "run.h5", lines, tr.phases, end_ns=tr.end_ns)
+    figures = totals(path)
+    assert all(isinstance(value, float) for value in figures.values())
+    whole = {
+        name: figures[f"powerd/gpu0.simulated/{name}"] for name in ("energy_j", "energy_u95_j", "time_s", "power_w")
+    }
+    assert figures["powerd/gpu0.simulated/edp_js"] == pytest.approx(whole["energy_j"] * whole["time_s"])
+    assert whole["power_w"] == pytest.approx(whole["energy_j"] / whole["time_s"])
+    assert "powerd/cpu0.modelled/energy_j" in figures
+    group = "powerd/gpu0.simulated/batch_size=64,model=AlexNet"
+    assert figures[f"{group}/energy_j"] < whole["energy_j"]
+    assert {f"{group}/forward/j_per_batch", f"{group}/update/s_per_batch"} <= set(figures)
+    assert totals(path, "gpu0") == {name: value for name, value in figures.items() if "gpu0" in name}
+
+
+def test_a_total_that_is_a_lower_bound_says_so_in_its_name(tmp_path):
+    t = np.arange(0, S, 2 * MS)
+    at_full_scale = np.where(t < S // 2, int(Flag.SATURATED), 0).astype(np.uint16)
+    line = LineSpec("gpu0.a", t_ns=t, codes={"power_mw": np.full(len(t), 100_000)}, flags=at_full_scale)
+    figures = totals(make_run(tmp_path / "run.h5", [line], [PhaseSpec("step", 100 * MS, 900 * MS)]))
+    assert {name.rpartition("/")[2] for name in figures if "step" not in name} == {
+        "energy_j_at_least", "time_s", "power_w_at_least", "edp_js_at_least",
+    }  # fmt: skip
+    assert "powerd/gpu0.simulated/step/j_per_batch_at_least" in figures

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from powerd_client import Energy, EnergyLog, Meter, load_ipython_extension, open_run
+from powerd_client import Energy, EnergyLog, Meter, load_ipython_extension, log_totals, open_run
 from powerd_client.recording import record_command
 from powerd_client.runfile import read_objects
 from support.steady import steady_daemon, wait_for
@@ -170,3 +170,58 @@ def test_a_tracker_gets_joules_every_few_iterations():
         assert {name: value for figures, _ in logged for name, value in figures.items()} == expected
         assert {iteration for _, iteration in logged} == {3}
     assert len(lengths) == 4
+
+
+class Trackers:
+    """What reached each of the kinds of trackers, by what these document."""
+
+    def __init__(self):
+        self.figures = {"W&B": {}, "W&B API": {}, "MLflow": {}, "TensorBoard": {}, "function": {}}
+        self.iterations = set()
+
+    def targets(self):
+        summary = SimpleNamespace(update=self.figures["W&B"].update)
+        of_api = SimpleNamespace(update=self.figures["W&B API"].update)
+        return {
+            "W&B": SimpleNamespace(log=None, summary=summary),
+            "W&B API": SimpleNamespace(summary=of_api),
+            "MLflow": SimpleNamespace(log_metrics=lambda metrics, step: self.log("MLflow", metrics, step)),
+            "TensorBoard": SimpleNamespace(add_scalar=lambda tag, x, step: self.log("TensorBoard", {tag: x}, step)),
+            "function": lambda figures, iteration: self.log("function", figures, iteration),
+        }
+
+    def log(self, to, figures, iteration):
+        assert to != "MLflow" or not set("".join(figures)) & set("=,")
+        self.figures[to].update(figures)
+        self.iterations.add((to, iteration))
+
+
+def test_a_tracker_gets_the_totals_of_a_run_that_is_closed(daemon, told):
+    with Meter(daemon.url, out="run.h5", quiet=True) as meter:
+        for _ in range(3):
+            with meter.phase("step", batch_size=8, model="m"):
+                time.sleep(0.05)
+    trackers = Trackers()
+    for name, to in trackers.targets().items():
+        figures = log_totals("run.h5", to)
+        assert list(figures.values()) == list(trackers.figures[name].values())
+        assert name == "MLflow" or figures == trackers.figures[name]
+    assert trackers.iterations == {("MLflow", None), ("TensorBoard", 0), ("function", None)}
+    group = "powerd/gpu0.simulated/batch_size=8,model=m"
+    assert figures["powerd/gpu0.simulated/power_w"] == pytest.approx(WATTS, rel=0.05)
+    assert figures[f"{group}/energy_j"] == pytest.approx(3 * figures[f"{group}/step/j_per_batch"], rel=1e-6)
+    assert "powerd/gpu0.simulated/batch_size_8_model_m/step/j_per_batch" in trackers.figures["MLflow"]
+    assert log_totals("run.h5", lambda *_: None, device="gpu0") == figures
+    assert told() == []
+
+
+def test_totals_that_cannot_be_logged_are_told_and_stop_nothing(daemon, told, tmp_path):
+    def offline(figures, iteration):
+        raise ConnectionError("offline")
+
+    assert log_totals(tmp_path / "none.h5", print) == {}
+    assert "the totals of" in told()[-1]
+    with Meter(daemon.url, out="run.h5", quiet=True):
+        pass
+    assert log_totals("run.h5", offline) == {}
+    assert told()[-1].endswith("the totals of run.h5 are not logged: ConnectionError: offline")

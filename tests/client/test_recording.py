@@ -152,10 +152,7 @@ def test_a_recording_without_a_name_takes_the_next_number(daemon, tmp_path, monk
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run.h5").write_text("precious")
     (tmp_path / "run-2.h5.journal").mkdir()  # of a run that is not finished
-    files = []
-    options = {"url": daemon.url, "out": None, "overwrite": False, "quiet": True, "afterwards": files.append}
-    assert record_command(["true"], **options) == 0
-    assert files == [Path("run-3.h5")]
+    assert record_command(["true"], url=daemon.url, out=None, overwrite=False, quiet=True) == 0
     open_run("run-3.h5").close()
     assert (tmp_path / "run.h5").read_text() == "precious"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from powerd_analytics.cli.app import EARLIER, app
+from powerd_analytics.cli.app import app
 from powerd_daemon.commands import make_parser
 
 ROOT = Path(__file__).parents[2]
@@ -28,8 +28,7 @@ def joules_options(command):
         arguments = app[command].assemble_argument_collection()
     except KeyError:
         return None
-    earlier = {option for of_command, option in EARLIER if of_command == command}
-    return {name for argument in arguments for name in argument.names} | {"--help", "--version"} | earlier
+    return {name for argument in arguments for name in argument.names} | {"--help", "--version"}
 
 
 def powerd_options(words):

@@ -6,9 +6,10 @@ import sys
 
 import pytest
 
-from powerd_analytics.campaign import read_campaign
+from powerd_analytics.figures import of_kind, rows_of
 from powerd_analytics.runs.run import read_run
 from powerd_analytics.table import phase_table
+from powerd_analytics.trainings import read_runs
 
 # Without torch: its import takes each rank longer than all the rest.
 RANK = """
@@ -56,14 +57,13 @@ def test_the_files_say_of_which_job_they_are(files):
 
 
 def test_the_job_is_the_sum_of_both_files_devices(files):
-    records = read_campaign(files)
+    frame = read_runs(files)
     devices = [row for p in files for row in phase_table(read_run(p)).runs]
     assert len(devices) == 2
-    (job,) = [r for r in records if r["kind"] == "job" and r["machines"] is not None]
-    assert job["energy_j"] == pytest.approx(sum(row.energy_j for row in devices), rel=1e-9)
-    assert job["devices_j"] == pytest.approx(job["energy_j"], rel=1e-9)
-    assert (job["ranks"], job["machines"], job["job_machines"]) == (4, 2, 2)
-    ranks = [r for r in records if r["kind"] == "rank"]
-    assert [r["rank"] for r in ranks] == [0, 1, 2, 3]
-    assert sum(r["energy_j"] for r in ranks) == pytest.approx(job["energy_j"], rel=1e-9)
-    assert "machines have the same host name" in job["note"]  # which is true of this test
+    totals = [row.energy_j for p in files for row in phase_table(read_run(p)).totals]
+    (total,) = rows_of(of_kind(frame, "total"))
+    assert total["energy_j"] == pytest.approx(sum(totals), rel=1e-9)
+    assert (total["ranks"], total["machines"], total["job_machines"]) == (4, 2, 2)
+    assert of_kind(frame, "run")["energy_j"].tolist() == pytest.approx([row.energy_j for row in devices], rel=1e-9)
+    assert sorted(set(of_kind(frame, "rank")["rank"])) == [0, 1, 2, 3]
+    assert "machines have the same host name" in total["note"]  # which is true of this test

@@ -11,9 +11,11 @@ import pytest
 
 from powerd_analytics.cli.info import describe_run, run_document
 from powerd_analytics.export import to_markdown
+from powerd_analytics.figures import frame_of
+from powerd_analytics.layouts import run_tables
 from powerd_analytics.runs.ranks import ranks_of
 from powerd_analytics.runs.run import read_run
-from powerd_analytics.table import phase_table, table_frames
+from powerd_analytics.table import phase_table
 
 PROGRAM = Path(__file__).parent / "ddp_training.py"
 
@@ -34,7 +36,7 @@ def run(tmp_path_factory):
     environment |= {"GLOO_SOCKET_IFNAME": "lo", "CUDA_VISIBLE_DEVICES": ""}
     python = [sys.executable, "-P"]
     done = subprocess.run(
-        [*python, "-m", "powerd_analytics", "record", "--out", "run.h5", "--", *python, str(PROGRAM)],
+        [*python, "-m", "powerd_analytics", "record", "--output", "run.h5", "--", *python, str(PROGRAM)],
         cwd=path, env=environment, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr + done.stdout
@@ -82,20 +84,8 @@ def table(run):
     return phase_table(run)
 
 
-def test_joules_of_the_ranks_are_those_of_the_devices(run, table):
-    assert [row.rank for row in table.ranks] == list(range(RANKS)) * len(run.devices)
-    for whole in table.runs:
-        own = [row for row in table.ranks if row.device == whole.device]
-        assert sum(row.energy_j for row in own) == pytest.approx(whole.energy_j, rel=1e-9)
-        for row in own:
-            assert row.phases_j + row.rest_j + row.residual_j == pytest.approx(row.energy_j, rel=1e-9)
-            assert abs(row.residual_j) < whole.u95_j
-    assert [job.energy_j for job in table.jobs] == pytest.approx([job.devices_j for job in table.jobs], rel=1e-9)
-
-
 def test_commands_show_ranks(run, table):
     info = list(describe_run(run_document(run)))
     assert [line.split("): ")[1] for line in info if line.startswith("  rank ")] == ["1/2 of cpu0"] * 2
-    text = to_markdown(table_frames(table))
-    assert "**Job: all ranks = devices**" in text
+    text = to_markdown(run_tables(frame_of(run, table)))
     assert "each of 2 ranks has 1/2 of the device's power" in text

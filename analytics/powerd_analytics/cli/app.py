@@ -1,4 +1,4 @@
-"""The commands of `joules` and how their options are read, also those that earlier releases spelled otherwise."""
+"""The commands of `joules` and how their options are read."""
 
 from __future__ import annotations
 
@@ -44,31 +44,6 @@ for group in (Group(name, sort_key=place) for place, name in enumerate(COMMANDS)
 for flag in ("--help", "--version"):
     app[flag].group, app[flag].sort_key = group, next(_PLACES)
 
-EARLIER = {
-    ("record", "--out"): ("--output",),
-    ("index", "--out"): ("--output",),
-    ("clock", "--out"): ("--plot",),
-    ("clock", "-o"): ("--plot",),
-    **{(command, "--json"): ("--format", "json") for command in ("clock", "top", "verify")},
-}
-"""Options as releases up to 0.1 spelled them, which still work and stand in no help."""
-
-
-def modern(arguments: Sequence[str]) -> list[str]:
-    """The command line in today's words, up to the command that `joules record` is
-    given behind ``--``."""
-    arguments = list(arguments)
-    end = arguments.index("--") if "--" in arguments else len(arguments)
-    words: list[str] = []
-    for word in arguments[:end]:
-        name, equals, value = word.partition("=")
-        words += EARLIER.get((arguments[0], name), (name,))
-        if equals:
-            words[-1] += equals + value
-        if words[-2:] == ["--format", "table"] or words[-1] == "--format=table":
-            words[-1] = words[-1].removesuffix("table") + "text"
-    return words + arguments[end:]
-
 
 def run(arguments: Sequence[str]) -> int:
     """Run a command; its exit status. Raises `ConfigError` for a command line that says nothing, and what commands do.
@@ -77,7 +52,7 @@ def run(arguments: Sequence[str]) -> int:
     """
     try:
         status = app(
-            modern(arguments), console=HelpConsole(), exit_on_error=False, print_error=False,
+            list(arguments), console=HelpConsole(), exit_on_error=False, print_error=False,
             result_action="return_value",
         )  # fmt: skip
     except UnusedCliTokensError as error:

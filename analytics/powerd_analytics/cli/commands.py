@@ -30,7 +30,6 @@ COMMANDS = {
         "verify": ("runs:verify", "Check everything that must hold in a run file."),
     },
     "Keep": {
-        "tag": ("runs:tag", "Write a run's joules to experiment trackers."),
         "recover": ("runs:recover", "Save what can be read of a journal into a new file."),
         "tidy": ("runs:tidy", "List journals that runs have left; delete those not needed."),
     },

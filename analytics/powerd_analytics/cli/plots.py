@@ -80,15 +80,15 @@ def _figure(
     k: float, progress: LateProgress, *, is_table: bool,
 ) -> Figure:  # fmt: skip
     from powerd_analytics import plots
-    from powerd_analytics.campaign import read_campaign
     from powerd_analytics.published import read_table
+    from powerd_analytics.trainings import read_runs
 
     path, name = runs[0], runs[0].name if len(runs) == 1 else f"{len(runs)} files"
     if kind in OF_CONFIGURATIONS:
         configurations = (
             plots.configurations_of_table(read_table(path, progress))
             if is_table
-            else plots.configurations_of_records(read_campaign(runs, device, calibration, progress=progress))
+            else plots.configurations_of_runs(read_runs(runs, device, calibration, progress=progress))
         )
         if kind == "phases":
             return plots.draw_phases(configurations, name)

@@ -1,13 +1,12 @@
-"""`joules record`, `info`, `clock`, `top`, `verify`, `recover`, `tidy`, `tag`: one run, recorded, looked at, kept."""
+"""`joules record`, `info`, `clock`, `top`, `verify`, `recover`, `tidy`: one run, recorded, looked at, kept."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
-from functools import partial
 from json import dumps
 from pathlib import Path
 from shlex import quote
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
@@ -31,11 +30,6 @@ def record(
     keys: shared.Keys = None,
     quiet: Annotated[bool, Parameter(negative="", help="Print nothing of our own.")] = False,
     baseline: Annotated[float | None, Parameter(help="Measure idle power so many seconds before and after.")] = None,
-    tag_wandb: Annotated[
-        str | None, Parameter(help="Write the totals to this W&B run afterwards: ENTITY/PROJECT/RUN.")
-    ] = None,
-    tag_mlflow: Annotated[str | None, Parameter(help="The same for an MLflow run, by its id.")] = None,
-    tag_tensorboard: Annotated[Path | None, Parameter(help="The same for a TensorBoard log directory.")] = None,
 ) -> int:
     """Record any command, and the phases that it marks.
 
@@ -52,12 +46,9 @@ def record(
 
     if not command:
         raise ConfigError("nothing to record: give the command after --, as in `joules record -- python train.py`")
-    options: dict[str, Any] = {} if baseline is None else {"baseline_s": baseline}
-    if tag_wandb or tag_mlflow or tag_tensorboard:
-        from powerd_analytics.cli.tags import tag_afterwards, targets_of  # more than the client's part has
-
-        options["afterwards"] = partial(tag_afterwards, targets=targets_of(tag_wandb, tag_mlflow, tag_tensorboard))
-    return record_command(command, url=url, out=output, overwrite=overwrite, quiet=quiet, keys=keys, **options)
+    return record_command(
+        command, url=url, out=output, overwrite=overwrite, quiet=quiet, keys=keys, baseline_s=baseline
+    )
 
 
 def import_(
@@ -112,32 +103,6 @@ def import_(
     count, marked = import_csv(power, phases, output, card, column=column, unit=unit, overwrite=overwrite)
     made = f"{count} readings, {marked} phase{'' if marked == 1 else 's'}"
     print(f"{output}: {made}; see it with: joules tables {quote(str(output))}")
-
-
-def tag(
-    run: shared.RunFile,
-    *,
-    wandb: Annotated[str | None, Parameter(help="A W&B run: ENTITY/PROJECT/RUN.")] = None,
-    mlflow: Annotated[str | None, Parameter(help="An MLflow run, by its id.")] = None,
-    tensorboard: Annotated[Path | None, Parameter(help="A TensorBoard log directory.")] = None,
-    device: shared.Device = None,
-) -> None:
-    """Write a run's joules to experiment trackers.
-
-    Joules, seconds, watts and EDP go to the runs of W&B, MLflow or TensorBoard
-    that followed the training.
-
-    For example: joules tag run.h5 --wandb me/cifar/3x4mpl3
-    """
-    from powerd_analytics.cli.tags import described, targets_of, totals, write_tags
-
-    targets = targets_of(wandb, mlflow, tensorboard)
-    if not targets:
-        raise ConfigError("nothing to tag: give --wandb ENTITY/PROJECT/RUN, --mlflow RUN_ID or --tensorboard DIR")
-    with LateProgress() as progress:
-        values = totals(shared.open_run(run, None, progress), device, progress=progress)
-    write_tags(values, targets)
-    print(f"{len(values)} values written to {described(targets)}")
 
 
 def info(

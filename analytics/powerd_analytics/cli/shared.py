@@ -21,11 +21,11 @@ from powerd_core.errors import AnalysisError, RunFileError
 from powerd_core.text import printable
 
 if TYPE_CHECKING:
-    import pandas as pd
-
-    from powerd_analytics.campaign import Factors, Length
+    from powerd_analytics.costs import Factors
+    from powerd_analytics.export import Table
     from powerd_analytics.runs.run import Run
     from powerd_analytics.table import PhaseTable
+    from powerd_analytics.trainings import Length
 
 _HDF5 = b"\x89HDF\r\n\x1a\n"
 _MOST_NOTES = 40
@@ -61,7 +61,7 @@ class Training:
     dataset_size: Annotated[float | None, Parameter(help="Samples of one epoch.")] = None
 
     def length(self) -> Length:
-        from powerd_analytics.campaign import Length
+        from powerd_analytics.trainings import Length
 
         return Length(self.iterations, self.epochs, self.dataset_size)
 
@@ -78,7 +78,7 @@ class Costs:
     currency: Currency = None
 
     def factors(self) -> Factors:
-        from powerd_analytics.campaign import Factors
+        from powerd_analytics.costs import Factors
 
         return Factors(
             self.co2_g_per_kwh, self.u_co2_g_per_kwh, self.price_per_kwh, self.u_price_per_kwh, self.currency
@@ -203,16 +203,18 @@ class HelpConsole(Console):
         raise BrokenPipeError
 
 
-def frames_text(frames: Sequence[pd.DataFrame], format: str, output: Path | None, width: int = 200) -> str:
-    """Tables in a format of text; CSV takes the first. ``width``: characters a line where no terminal says it."""
+def tables_text(tables: Sequence[Table], format: str, output: Path | None, width: int = 200) -> str:
+    """Tables in a format of text; CSV and JSON hold the first. ``width``: characters a line without a terminal."""
     from powerd_analytics import export
 
-    if format == "text":
-        return printed(lambda console: export.print_tables(frames, console), output, width)
-    if format == "csv":
-        return export.to_csv(frames[0])
-    text: str = getattr(export, f"to_{format}")(frames)  # json, markdown, latex or html
-    return text
+    formats: dict[str, Callable[[], str]] = {
+        "text": lambda: printed(lambda console: export.print_tables(tables, console), output, width),
+        "csv": lambda: export.to_csv(tables[0]),
+        "json": lambda: export.to_json(tables[0]),
+        "markdown": lambda: export.to_markdown(tables),
+        "latex": lambda: export.to_latex(tables),
+    }
+    return formats[format]()
 
 
 # ---- runs --------------------------------------------------------------------------------------------------------
@@ -230,7 +232,7 @@ def open_run(path: Path, calibration: Path | None, progress: LateProgress, *, is
         run, lines = recalibrate(run, calibration)
         sys.stderr.write(f"joules: computed again with {calibration}: {', '.join(lines)}\n")
     if is_checked:
-        from powerd_analytics.records import groups_of
+        from powerd_analytics.table import groups_of
 
         groups_of(run)
         p = run.phases
@@ -243,21 +245,20 @@ def open_run(path: Path, calibration: Path | None, progress: LateProgress, *, is
 
 def table_of(
     path: Path, device: str | None, calibration: Path | None, progress: LateProgress, *, above_idle: bool = False
-) -> PhaseTable:
-    """The table of one run. Lines on the error stream say where forward passes stand for iterations, as in files of
+) -> tuple[Run, PhaseTable]:
+    """One run and its table. Lines on the error stream say where forward passes stand for iterations, as in files of
     0.1.0, and which attribute of phases has very many values.
 
     Raises `AnalysisError` for a run that no table can be made of.
     """
-    from powerd_analytics.records import check_run, records_of
     from powerd_analytics.runs.phases import crowded_classes
-    from powerd_analytics.table import ITERATION, phase_table
+    from powerd_analytics.table import ITERATION, check_table, phase_table
 
     run = open_run(path, calibration, progress, is_checked=True)
     warn([f"{path}: {text}" for text in crowded_classes(run.phases.classes)])
     table = phase_table(run, device, above_idle=above_idle, progress=progress)
-    check_run(path, records_of(run, table))
+    check_table(path, table)
     names = {kind.name for kind in run.phases.classes}
     if "forward" in names and ITERATION not in names:
         warn([f"{path}: no iterations are marked in it: forward passes are counted as such"])
-    return table
+    return run, table

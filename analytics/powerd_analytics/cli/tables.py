@@ -1,6 +1,6 @@
 """`joules tables`, `compare`, `uncertainty`, `index`, `query`, `operations`, `layers`, `totals` and `pick`: all tables.
 
-Their columns, with units, stand in `powerd_analytics.table` (one run) and `powerd_analytics.records` (several).
+Their columns, with units, stand in `powerd_analytics.figures`.
 """
 
 from __future__ import annotations
@@ -20,14 +20,11 @@ from powerd_core.errors import AnalysisError, ConfigError
 from powerd_core.text import printable
 
 if TYPE_CHECKING:
-    import pandas as pd
-
-    from powerd_analytics.campaign_tables import Choice
     from powerd_analytics.layers import CountOf
+    from powerd_analytics.layouts import Choice
 
-TableFormat = Literal["text", "csv", "json", "markdown", "latex", "html", "parquet"]
-Which = Literal["time", "energy", "totals", "efficiency", "gain", "jobs", "ranks", "records", "iterations"]
-_OF_ONE_RUN = ("text", "csv", "json", "markdown")
+TableFormat = Literal["text", "csv", "json", "markdown", "latex", "parquet"]
+Which = Literal["time", "energy", "totals", "efficiency", "gain", "ranks", "records", "iterations"]
 _FOR_PROGRAMS = ("csv", "json", "parquet")
 
 
@@ -50,12 +47,13 @@ def tables(
         list[str] | None, Parameter(negative="", help="COLUMN=VALUE: only rows that have it. May be repeated.")
     ] = None,
     pivot: Annotated[
-        str | None, Parameter(help="ROWS:COLUMNS:VALUE, each one or more of the records' columns.")
+        str | None, Parameter(help="ROWS:COLUMNS:VALUE, each one or more columns; COLUMNS may be empty.")
     ] = None,
-    rows: Annotated[str | None, Parameter(help="The same in words: what lies along the rows, ...")] = None,
-    columns: Annotated[str | None, Parameter(help="... along the columns, ...")] = None,
-    value: Annotated[str | None, Parameter(help="... and the figure in the cells.")] = None,
     averages: Annotated[bool, Parameter(negative="", help="Averages at the sides of a pivot.")] = False,
+    ignore: Annotated[
+        list[str] | None,
+        Parameter(negative="", help="A setting or attribute that does not part repeats. May be repeated."),
+    ] = None,
     gain: Annotated[str | None, Parameter(help="A,B: figures of product B over those of A; of two by itself.")] = None,
     job: Annotated[
         bool, Parameter(negative="", help="The runs are one training over several machines, though they do not say so.")
@@ -94,32 +92,32 @@ def tables(
     if not runs:
         raise ConfigError("no run to make tables of: give run files, or directories of them")
     if table and "iterations" in table:
-        others = (where, pivot, rows, columns, value, averages, gain, job, into, wide, notes, above_idle)
+        others = (where, pivot, averages, ignore, gain, job, into, wide, notes, above_idle)
         _refuse(
             "--table iterations takes one run file, and of the options --device, --calibration, --format and --output",
             len(runs) > 1 or len(table) > 1 or any(others) or training != shared.UNSTATED or costs != shared.FREE,
         )
         _print_iterations(runs[0], format, output, device, calibration, overwrite=overwrite)
         return
-    asked = any((table, where, pivot, rows, columns, value, averages, gain, job, into))
-    asked = asked or training != shared.UNSTATED or costs != shared.FREE or format not in _OF_ONE_RUN
+    asked = any((table, where, pivot, averages, ignore, gain, job, into))
+    asked = asked or training != shared.UNSTATED or costs != shared.FREE or format in ("latex", "parquet")
     if asked or len(runs) > 1 or runs[0].is_dir() or runs[0].suffix == ".parquet":
-        from powerd_analytics.campaign_tables import Choice, pair_of, request_of
+        from powerd_analytics.layouts import Choice, pair_of
+        from powerd_analytics.pivots import PivotRequest
 
         alone = {"--above-idle": above_idle, "--wide": wide, "--notes": notes}
         for name, is_given in alone.items():
             _refuse(f"{name} is for the table of one run: leave the other options out", is_given)
-        request, of_training = request_of(pivot, rows, columns, value), training.length()
-        factors, names = costs.factors(), tuple(table or ())
-        choice = Choice(names, tuple(where or ()), request, averages, of_training, pair_of(gain), factors)
-        _print_campaign(runs, choice, format, output, device, calibration, into, is_one_job=job, overwrite=overwrite)
+        request = None if pivot is None else PivotRequest.parse(pivot)
+        choice = Choice(
+            tuple(table or ()), tuple(where or ()), request, averages, training.length(), pair_of(gain),
+            costs.factors(), tuple(ignore or ()),
+        )  # fmt: skip
+        _print_runs(runs, choice, format, output, device, calibration, into, is_one_job=job, overwrite=overwrite)
         return
-    from powerd_analytics.export import rows_to_json
-    from powerd_analytics.table import rows_frame, table_frames
-
     shared.refuse_existing(output, overwrite, runs)
     with LateProgress() as progress:
-        of_run = shared.table_of(runs[0], device, calibration, progress, above_idle=above_idle)
+        run, of_run = shared.table_of(runs[0], device, calibration, progress, above_idle=above_idle)
     if format == "text" and not wide:
         from powerd_analytics.terminal_table import print_tree
 
@@ -127,24 +125,27 @@ def tables(
         text = shared.printed(
             lambda console: print_tree(of_run, console, name, is_chosen=is_chosen, all_notes=notes), output, 80
         )
-    elif format == "json":
-        text = rows_to_json(rows_frame(of_run))
     else:
-        text = shared.frames_text([rows_frame(of_run)] if format == "csv" else table_frames(of_run), format, output)
+        from powerd_analytics.figures import frame_of
+        from powerd_analytics.layouts import records_table, run_tables
+
+        frame = frame_of(run, of_run)
+        of_frame = [records_table(frame)] if format in _FOR_PROGRAMS else run_tables(frame)
+        text = shared.tables_text(of_frame, format, output)
     shared.put_out(text, output, overwrite)
 
 
-def _print_campaign(
+def _print_runs(
     runs: Sequence[Path], choice: Choice, format: TableFormat, output: Path | None, device: str | None,
     calibration: Path | None, into: Path | None, *, is_one_job: bool, overwrite: bool,
 ) -> None:  # fmt: skip
-    from powerd_analytics.campaign import read_campaign
-    from powerd_analytics.campaign_tables import chosen_tables
     from powerd_analytics.export import write_parquet, write_tables
+    from powerd_analytics.layouts import chosen_tables
+    from powerd_analytics.trainings import read_runs
 
     pivot, several = choice.pivot is not None, len(choice.names) > 1 or (choice.pivot and choice.gain)
     _refuse("Parquet is no text: say where to write it with -o FILE.parquet", format == "parquet" and output is None)
-    _refuse(f"--format {format} holds one table: choose one", format in ("csv", "parquet") and bool(several))
+    _refuse(f"--format {format} holds one table: choose one", format in _FOR_PROGRAMS and bool(several))
     _refuse(
         "a pivot has neither --table nor CO2 and money: leave these out", pivot and bool(choice.names or choice.factors)
     )
@@ -152,20 +153,18 @@ def _print_campaign(
     shared.refuse_existing(output, overwrite, runs)
     shared.refuse_existing(into, True, is_hdf5=True)  # tables are added to a file that exists
     with LateProgress() as progress:
-        frames = chosen_tables(
-            read_campaign(runs, device, calibration, is_one_job=is_one_job, progress=progress), choice
-        )
+        tables = chosen_tables(read_runs(runs, device, calibration, is_one_job=is_one_job, progress=progress), choice)
     if into is not None:
-        write_tables(into, frames, overwrite=overwrite)
-        print(f"{into}: /tables/{{{','.join(frame.attrs['name'] for frame in frames)}}}")
+        write_tables(into, tables, overwrite=overwrite)
+        print(f"{into}: /tables/{{{','.join(table.name for table in tables)}}}")
         if output is None and format == "text":
             return
-    if not choice.names and not pivot:  # all for people, or the records for programs
-        frames = [f for f in frames if (f.attrs["name"] == "records") == (format in _FOR_PROGRAMS)]
+    if not choice.names and not pivot:  # all for people, or every row for programs
+        tables = [t for t in tables if (t.name == "records") == (format in _FOR_PROGRAMS)]
     if format == "parquet" and output is not None:
-        shared.write(output, lambda partial: write_parquet(frames[0], partial), overwrite)
+        shared.write(output, lambda partial: write_parquet(tables[0], partial), overwrite)
     else:
-        shared.put_out(shared.frames_text(frames, format, output), output, overwrite)
+        shared.put_out(shared.tables_text(tables, format, output), output, overwrite)
 
 
 def _print_iterations(
@@ -196,9 +195,7 @@ def compare(
     a: Annotated[Path, Parameter(help="A run file, or a directory or an index of them.")],
     b: Annotated[Path, Parameter(help="What to compare it with: the same.")],
     *,
-    format: Annotated[
-        Literal["text", "csv", "json", "markdown", "latex", "html"], Parameter(help="How to print it.")
-    ] = "text",
+    format: Annotated[Literal["text", "csv", "json", "markdown", "latex"], Parameter(help="How to print it.")] = "text",
     output: shared.Output = None,
     device: shared.Device = None,
     ignore: Annotated[
@@ -209,7 +206,8 @@ def compare(
 ) -> None:
     """Say what differs between two runs by more than chance.
 
-    That is joules and seconds a batch, of two runs or two campaigns of them.
+    That is joules and seconds a batch, of two runs or two campaigns of them; a
+    sample, where batches differ in size.
 
     Run files are opened also where an index names them: what tells chance from a
     difference are the single phases and whose sensors measured them, and an index
@@ -221,33 +219,21 @@ def compare(
 
       joules compare runs/260W runs/140W --format markdown -o caps.md
 
-      joules compare monday.h5 tuesday.h5 --ignore seed
+      joules compare runs/sgd runs/adam --ignore batch_size
     """
     from powerd_analytics import compare as comparing
-    from powerd_analytics.campaign import part_of
     from powerd_analytics.index import run_files
-    from powerd_analytics.records import Record, check_campaign, check_run
 
     shared.refuse_existing(output, overwrite, (a, b))
     files = [run_files([side]) for side in (a, b)]
     paths = [{path.resolve() for path in of_side} for of_side in files]
     if both := paths[0] & paths[1]:
         raise AnalysisError(f"{min(both)} is on both sides: a run cannot be compared with itself")
-    samples: list[list[comparing.Sample]] = []
     with LateProgress() as progress:
-        for k, of_side in enumerate(files):
-            single: list[comparing.Sample] = []
-            others: list[Record] = []
-            for i, file in enumerate(of_side):
-                part = part_of(progress.part(k / 2, (k + 1) / 2), i, len(of_side), file.name)
-                of_file, records = comparing.run_samples(file, device, progress=part)
-                check_run(file, [*(s.record for s in of_file), *records])
-                single += of_file
-                others += records
-            samples.append(comparing.merge_samples(single, others))
-        check_campaign(s.record for side in samples for s in side)
-        frame = comparing.comparison_frame(comparing.compare(samples[0], samples[1], ignore or ()), str(a), str(b))
-    shared.put_out(shared.frames_text([frame], format, output), output, overwrite)
+        of_a = comparing.read_samples(files[0], device, progress=progress.part(0.0, 0.5))
+        of_b = comparing.read_samples(files[1], device, progress=progress.part(0.5, 1.0))
+        table = comparing.comparison_table(comparing.compare(of_a, of_b, ignore or ()), str(a), str(b))
+    shared.put_out(shared.tables_text([table], format, output), output, overwrite)
 
 
 def uncertainty(
@@ -285,8 +271,8 @@ def uncertainty(
     if format == "json":
         text = uncertainty_table.to_json(rows)
     else:
-        frames = uncertainty_table.budget_frames(rows)
-        text = shared.frames_text([uncertainty_table.parts_frame(rows)] if format == "csv" else frames, format, output)
+        of_rows = [uncertainty_table.parts_table(rows)] if format == "csv" else uncertainty_table.budget_tables(rows)
+        text = shared.tables_text(of_rows, format, output)
     shared.put_out(text, output, overwrite)
 
 
@@ -303,7 +289,7 @@ def index(
 ) -> int:
     """Write a Parquet index of a campaign of runs.
 
-    It has a row a run file, and the records of its table. Brings an index that is
+    It has a row a run file, and the rows of its table. Brings an index that is
     there up to date: only new and changed files are read. What cannot be read is
     listed; the exit status is 1 when nothing can.
 
@@ -334,7 +320,7 @@ def index(
 
 def query(
     index: Annotated[Path, Parameter(help="An index, or the directory that has one.")],
-    sql: Annotated[str, Parameter(help="A SELECT over the views runs, phases, totals, ranks, jobs and files.")],
+    sql: Annotated[str, Parameter(help="A SELECT over the views runs, phases, totals, ranks and files.")],
     *,
     format: shared.Format = "text",
     output: shared.Output = None,
@@ -352,23 +338,20 @@ def query(
 
       joules query runs "pivot phases on phase using avg(j_per_batch) group by device_name" --format markdown
     """
-    from powerd_analytics.export import rows_to_json
+    from powerd_analytics.export import Column, make_table
     from powerd_analytics.index import query as ask
 
     shared.refuse_existing(output, overwrite, [index])
     with LateProgress() as progress:
-        frame = ask(index, sql, progress=progress)
-    if format == "json":
-        text = rows_to_json(frame)
-    elif format == "csv":
-        text = shared.frames_text([frame], format, output)
-    else:
+        table = ask(index, sql, progress=progress)
+    if format in ("text", "markdown"):
         # A column without any value would be left out: what was asked for is shown.
-        for name in [name for name in frame.columns if frame[name].isna().all()]:
-            frame[name] = "NULL"
-        whole = shared.frames_text([frame], format, output)
-        title, _, rest = whole.partition("\n")
-        text = type(whole)(rest.lstrip("\n")) if not title.strip(" *") else whole
+        empty = [name for k, name in enumerate(table.names) if all(row[k] is None for row in table.rows)]
+        columns = [Column(c.name) if c.name in empty else c for c in table.columns]
+        table = make_table("query", "", columns, [row | dict.fromkeys(empty, "NULL") for row in table.records()])
+    text = shared.tables_text([table], format, output)
+    if format == "text":  # its first line is for a title
+        text = type(text)(text.partition("\n")[2])
     shared.put_out(text, output, overwrite)
 
 
@@ -404,7 +387,7 @@ def operations(
       joules operations train.py:make_model --input 3x224x224 --batch 256 --format json -o operations.json
     """
     from powerd_analytics.export import to_json_text
-    from powerd_analytics.operations.counts import operation_frame, to_document
+    from powerd_analytics.operations.counts import operation_table, to_document
     from powerd_analytics.operations.model import count_named
 
     shared.refuse_existing(output, overwrite)
@@ -412,8 +395,7 @@ def operations(
     if format == "json":
         text = to_json_text(to_document(count)) + "\n"
     else:
-        frame = operation_frame(count, with_notes=format == "csv")
-        text = shared.frames_text([frame], format, output, WIDE)
+        text = shared.tables_text([operation_table(count, with_notes=format == "csv")], format, output, WIDE)
     shared.put_out(text, output, overwrite)
 
 
@@ -444,7 +426,7 @@ def layers(
       joules layers run.h5 --operations resnet50 --plot roofline.png
     """
     from powerd_analytics.export import to_json_text
-    from powerd_analytics.layers import layer_energies, layer_frame
+    from powerd_analytics.layers import layer_energies, layer_table
     from powerd_analytics.operations.counts import CONVENTIONS, read_count
     from powerd_analytics.operations.model import count_named
     from powerd_analytics.runs.run import read_run
@@ -464,19 +446,19 @@ def layers(
     with LateProgress() as progress:
         opened = read_run(run, progress=progress.part(0.0, 0.3))
         with shared.naming(run):
-            table = phase_table(opened, device, progress=progress.part(0.3, 0.9))
-            rows = layer_energies(table, count_of, batch_size=batch, model=model)
+            of_run = phase_table(opened, device, progress=progress.part(0.3, 0.9))
+            rows = layer_energies(of_run, count_of, batch_size=batch, model=model)
         if plot is not None:
             from powerd_analytics.plots import draw_roofline, save
 
             progress(0.9, "drawing")
             figure = draw_roofline(rows, run.name)
             shared.write(plot, lambda path: save(figure, path), overwrite)
-    frame = layer_frame(rows)
+    table = layer_table(rows)
     if format == "json":
-        text = to_json_text({"conventions": CONVENTIONS, "rows": frame.to_dict("records")}) + "\n"
+        text = to_json_text({"conventions": CONVENTIONS, "rows": table.records()}) + "\n"
     else:
-        text = shared.frames_text([frame], format, output, WIDE)
+        text = shared.tables_text([table], format, output, WIDE)
     shared.put_out(text, output, overwrite)
 
 
@@ -501,7 +483,7 @@ def totals(
 ) -> None:
     """Sum published tables of phases into whole trainings.
 
-    Prints seconds, joules, EDP and GFLOPS/W of each as CSV.
+    Prints iterations, seconds, joules, EDP and GFLOPS/W of each as CSV.
 
     A row is device,gpus,model,phase,batch with iterations,s_per_batch,j_per_batch
     or s_per_training,j_per_training; joules are of one GPU. What lacks a phase
@@ -513,7 +495,7 @@ def totals(
 
       joules totals time.csv energy.csv --operations operations.csv --mix pascal=2,maxwell=2 -o totals.csv
     """
-    from powerd_analytics.published import parse_mixes, read_operations, read_phases, training_totals
+    from powerd_analytics.published import csv_text, parse_mixes, read_operations, read_phases, training_totals
 
     if not phases:
         raise ConfigError("nothing to sum: give a table of phases")
@@ -525,7 +507,7 @@ def totals(
         progress(0.8, "summing")
         trainings, notes = training_totals(table, counts, mixes)
     shared.warn(notes)
-    shared.put_out(_csv(trainings), output, overwrite)
+    shared.put_out(csv_text(trainings), output, overwrite)
 
 
 def pick(
@@ -556,7 +538,8 @@ def pick(
 ) -> None:
     """Print the best row of a table of configurations.
 
-    With the metric, and what it saves and costs against a reference.
+    With the metric, and what it saves and costs against a reference. Rows that did
+    unequal work are compared by the sample, or refused.
 
     For example:
 
@@ -566,10 +549,9 @@ def pick(
 
       joules pick totals.csv --reference gpus=1 --metric e --price-per-kwh 0.30 --currency EUR
     """
-    import pandas as pd
-
-    from powerd_analytics.campaign import Factors
-    from powerd_analytics.published import COLUMN_OF, choose, parse_condition, read_table
+    from powerd_analytics.costs import Factors
+    from powerd_analytics.figures import parse_condition
+    from powerd_analytics.published import COLUMN_OF, choose, csv_text, read_table
     from powerd_analytics.text import digits
 
     if not (math.isfinite(k) and k >= 1):
@@ -586,31 +568,22 @@ def pick(
         configurations = read_table(table, progress)
         choices, notes = choose(configurations, ref, metric, conditions, by or [], k=k, eta=eta, max_power_w=max_power)
     shared.warn(notes)
+    computed: dict[str, list[float | None]] = {COLUMN_OF[metric][choices[0].is_per_sample]: [c.value for c in choices]}
+    for name in ("energy_saving_pct", "performance_loss_pct", "saving_minus_loss_pct"):
+        computed[name] = [getattr(c, name) for c in choices]
     # A table of configurations says nothing of what its joules are unsure of.
-    costs = [name for name in factors.columns if not name.startswith("u95_")]
-    computed = [COLUMN_OF[metric], "energy_saving_pct", "performance_loss_pct", "saving_minus_loss_pct", *costs]
-    given = [name for name in configurations.columns if name and name not in computed]
-    cells = [[configurations.cells[name][c.row] for name in given] for c in choices]
-    figures = [
-        [c.value, c.energy_saving_pct, c.performance_loss_pct, c.saving_minus_loss_pct]
-        + [cost or 0.0 for name, cost in factors.of(c.energy_j, None).items() if name in costs]
-        for c in choices
-    ]
-    header = [*given, *computed]
+    for name in (name for name in factors.columns if not name.startswith("u95_")):
+        computed[name] = [factors.of(c.energy_j, None)[name] for c in choices]
+    picked = configurations.cells.iloc[[c.row for c in choices]].reset_index(drop=True)
+    picked = picked.drop(columns=list(computed), errors="ignore").assign(**computed)
     if format == "text" or (format is None and shared.goes_to_terminal(output)):
         # One line for each column: tables of configurations are wide, and picks are few.
-        columns = [[printable(text, limit=200) for text in row] for row in zip(*cells, strict=True)]
-        columns += [[digits(figure) for figure in row] for row in zip(*figures, strict=True)]
-        width = max(map(len, header))
-        lines = (f"{printable(name):{width}}  {'  '.join(row)}" for name, row in zip(header, columns, strict=True))
-        text = "".join(f"{line}\n" for line in lines)
+        width = max(map(len, picked))
+        lines = []
+        for name, values in picked.items():
+            texts = [digits(v) if name in computed else printable(v, limit=200) for v in values]
+            lines.append(f"{printable(str(name)):{width}}  {'  '.join(texts)}\n")
+        text = "".join(lines)
     else:
-        text = _csv(pd.DataFrame([[*of, *own] for of, own in zip(cells, figures, strict=True)], columns=header))
+        text = csv_text(picked)
     shared.put_out(text, output, overwrite)
-
-
-def _csv(frame: pd.DataFrame) -> str:
-    """A table for programs: figures with 15 digits, so that sums of decimals read as such."""
-    rounded = frame.map(lambda value: float(f"{value:.15g}") if isinstance(value, float) else value)
-    text: str = rounded.to_csv(index=False, lineterminator="\n")
-    return text

@@ -114,6 +114,36 @@ class Estimate:
         return Estimate(*(by * x for x in (self.energy_j, self.u_statistical_j, self.u_systematic_j, self.rectangle_j)))
 
 
+def expanded(
+    u_statistical: ArrayLike,
+    u_systematic: ArrayLike,
+    rectangle: ArrayLike = 0.0,
+    degrees_of_freedom: ArrayLike = np.inf,
+) -> Values:
+    """Half of the 95 % interval of values with these standard uncertainties, any unit, equal shapes.
+
+    ``rectangle`` is the one rectangle within ``u_systematic``. ``degrees_of_freedom`` are those of ``u_statistical``:
+    few repeats make them small, and Student's factor then stands for the normal one. Where something systematic is
+    added, the degrees of freedom grow by (u / u_statistical)^1.5. With the power of 4 (Welch and Satterthwaite) only
+    86 % of the intervals hold the truth where two repeats meet a limit of a third of their uncertainty; with 1.5 it is
+    92 to 97 % for 2 to 10 repeats (tests/analytics/test_repeats.py).
+    """
+    us, uy, freedom = (np.asarray(x, np.float64) for x in (u_statistical, u_systematic, degrees_of_freedom))
+    u = np.hypot(us, uy)
+    k = factor(u, rectangle)
+    is_few = np.isfinite(freedom) & (us > 0)
+    if np.any(is_few):
+        k = k * np.where(is_few, student(freedom * (u / np.where(us > 0, us, 1.0)) ** 1.5), NORMAL) / NORMAL
+    return np.asarray(k * u)
+
+
+def student(degrees_of_freedom: ArrayLike) -> Values:
+    """Student's factor of a 95 % interval; any degrees of freedom above 0, whole or not."""
+    from scipy.special import stdtrit
+
+    return np.asarray(stdtrit(np.minimum(degrees_of_freedom, 1e9), 0.5 + CONFIDENCE / 2))
+
+
 def known(u: float, value: float) -> float:
     """An uncertainty of a value, or a part of an uncertainty; 0 where it is less than the rounding of the value.
 

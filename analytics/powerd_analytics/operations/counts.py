@@ -9,14 +9,11 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from powerd_analytics.export import Cell, Column, table_frame
+from powerd_analytics.export import Cell, Column, Table, make_table
 from powerd_core import serde
 from powerd_core.errors import ConfigError
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 PAPER = "paper"
 EXECUTED = "executed"
@@ -241,7 +238,7 @@ COLUMNS = (
 operations, and what is not counted in the notes below."""
 
 
-def operation_frame(count: OperationCount, *, with_notes: bool = True) -> pd.DataFrame:
+def operation_table(count: OperationCount, *, with_notes: bool = True) -> Table:
     """A row a layer, what is not counted as rows with a note and no figure for it, and the total. The column of notes
     is for programs."""
     silent = {name: kind.rstrip(")") for name, _, kind in (text.rpartition(" (") for text in count.not_counted)}
@@ -268,7 +265,7 @@ def operation_frame(count: OperationCount, *, with_notes: bool = True) -> pd.Dat
     columns = COLUMNS if with_notes else COLUMNS[:-1]
     title = f"{count.model}, one batch of {batch}; fwd, bwd: forward and backward as executed; Mops: 10^6 operations"
     cells = [[(of_all | row).get(c.name) for c in columns] for row in rows]
-    return table_frame("operations", title, columns, cells, remarks(count))
+    return make_table("operations", title, columns, cells, remarks(count))
 
 
 def remarks(count: OperationCount) -> list[str]:

@@ -1,8 +1,7 @@
 """Pictures of a run, of configurations, of phases or of layers. Each `draw_...` gives a figure, `save` writes it."""
 
 from powerd_analytics.plots.configurations import (
-    Configuration,
-    configurations_of_records,
+    configurations_of_runs,
     configurations_of_table,
     draw_pareto,
     draw_phases,
@@ -13,8 +12,7 @@ from powerd_analytics.plots.roofline import draw_roofline
 from powerd_analytics.plots.style import save
 
 __all__ = [
-    "Configuration",
-    "configurations_of_records",
+    "configurations_of_runs",
     "configurations_of_table",
     "draw_clocks",
     "draw_pareto",

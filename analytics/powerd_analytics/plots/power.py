@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from powerd_analytics.campaign import KINDS, Breakdown, Length, breakdowns
-from powerd_analytics.campaign_tables import prepared
+from powerd_analytics.breakdown import KINDS, Breakdown, breakdowns
 from powerd_analytics.clock_report import ClockTrace
 from powerd_analytics.colours import PALETTE, REST, phase_colour
 from powerd_analytics.energy.devices import Part, load_parts
+from powerd_analytics.figures import frame_of
 from powerd_analytics.plots.style import (
     HATCHES,
     engineering_ticks,
@@ -27,7 +27,6 @@ from powerd_analytics.plots.style import (
     shown,
     styled,
 )
-from powerd_analytics.records import check_run, records_of
 from powerd_analytics.runs.phases import Phases
 from powerd_analytics.runs.run import Progress, Run, no_progress
 from powerd_analytics.signals.signal import FAR_NS, Signal, load_bounded, parts_between
@@ -39,11 +38,13 @@ from powerd_analytics.signals.streams import (
     fastest_of,
     holes_of,
     joined,
+    missing_of,
     points_of,
     summed_of,
 )
-from powerd_analytics.table import LAYER, group_text, table_of
+from powerd_analytics.table import LAYER, check_table, group_text, table_of
 from powerd_analytics.text import device_text, digits, seconds, with_u95
+from powerd_analytics.trainings import Length, prepared
 from powerd_core.errors import AnalysisError
 
 if TYPE_CHECKING:
@@ -79,9 +80,8 @@ def draw_run(
     bars: list[list[Breakdown]] = []
     if with_bars and len(run.phases):
         table = table_of(run, parts, progress=lambda share, text: progress(0.5 + 0.3 * share, text))
-        records = records_of(run, table)
-        check_run(run.path, records)
-        bars = [own[:_MOST_BARS] for own in breakdowns(prepared(records, Length()))]
+        check_table(run.path, table)
+        bars = [own[:_MOST_BARS] for own in breakdowns(prepared(frame_of(run, table), Length()))]
     progress(0.8, "drawing")
     compared = {p.device: [load_bounded(run, name) for name in run.compared(p.device)] for p in parts}
     of_phases, zoom = phase_colours(run), zoom_window(run)
@@ -330,7 +330,7 @@ def draw_quality(run: Run, device: str | None = None, *, progress: Progress = no
             ax.axvspan(_s(run, gap.begin_ns), _s(run, gap.end_ns), color=PALETTE[5], alpha=0.25, lw=0,
                        label="recorded gap" if k == 0 and ax is rate else None)  # fmt: skip
     if not lost.collections and not run.gaps:
-        lost.text(0.5, 0.5, "no readings are missing", transform=lost.transAxes, ha="center", color="#666666")
+        lost.text(0.5, 0.5, "no holes between readings", transform=lost.transAxes, ha="center", color="#666666")
     clock.set(ylabel="clock bound (± µs)", ylim=(0, None))
     rate.set(ylabel="good readings (1/s)", ylim=(0, 1.08 * max(rate.get_ylim()[1], 1e-9)))
     age.set(ylabel="age of the newest\nreading, at most (s)", yscale="log")
@@ -343,7 +343,10 @@ def draw_quality(run: Run, device: str | None = None, *, progress: Progress = no
         if ax.lines:
             legend_beside(ax)
     more = f"; {len(every) - len(names)} more lines are not drawn" if len(every) > len(names) else ""
-    note = f"{len(run.gaps)} recorded gaps; bound: guaranteed, ± half-width{more}"
+    missing_s = max(missing_of(signal, run.begin_ns, run.end_ns)[0] for signal in signals)
+    most = "the line that misses most: " if len(signals) > 1 else ""
+    missing = f"{most}{seconds(missing_s) if missing_s else '0 s'} without readings"
+    note = f"{missing}; {len(run.gaps)} recorded gaps; bound: guaranteed, ± half-width{more}"
     kinds = {run.lines[n].provenance.value for n in names}
     return finish(figure, f"{run.path.name}: clock and data quality", kinds, note)
 
@@ -375,7 +378,8 @@ def _draw_line(run: Run, signal: Signal, axes: tuple[Axes, Axes, Axes], edges: V
     age.step(since_s, longest_s, where="post", color=colour, ls=dashes, lw=1)
     longest = _longest_holes(holes_of(signal))
     spans = list(zip(_s(run, longest[:, 0]), (longest[:, 1] - longest[:, 0]) * 1e-9, strict=True))
-    lost.broken_barh(spans, (i - 0.35, 0.7), facecolor=colour)
+    if spans:
+        lost.broken_barh(spans, (i - 0.35, 0.7), facecolor=colour)
 
 
 # ---- clocks ------------------------------------------------------------------------------------------------------

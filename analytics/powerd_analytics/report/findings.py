@@ -11,25 +11,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import hypot, inf, isfinite
 
-from powerd_analytics.campaign import (
-    CO2,
+from powerd_analytics.breakdown import (
     KINDS,
     Breakdown,
-    Factors,
     Piece,
-    averaged,
     breakdowns,
     configuration,
-    of_a_batch,
     of_trainings,
     parts_of_machines,
-    without_gflops,
-    without_summands,
 )
+from powerd_analytics.costs import CO2, Factors
 from powerd_analytics.export import Cell
+from powerd_analytics.figures import Frame, Record, figure_of, number_of, of_kind, rows_of
 from powerd_analytics.metrics import J_PER_KWH
-from powerd_analytics.records import Record, figure_of, number_of
+from powerd_analytics.repeats import averaged, of_a_batch, without_gflops
+from powerd_analytics.report.sheets import MISSING
 from powerd_analytics.text import digits, figure_and_u95, first_of, seconds
+from powerd_analytics.trainings import without_summands
 from powerd_core.text import printable
 
 
@@ -47,14 +45,14 @@ MOST_LINES, MOST_SENTENCES = 6, 4
 """Phases that a summary names, and sentences that it opens with."""
 
 
-def tiles(records: Sequence[Record], factors: Factors) -> list[Tiles]:
+def tiles(frame: Frame, factors: Factors) -> list[Tiles]:
     """The joules of all recordings of a device, measured ones first; the GPUs of a machine are added up, as are its
     processors, but never with each other.
 
     What the recordings are unsure of is added up as well: sensors share most of it, and that is the most it can be.
     """
     groups: dict[tuple[str, str], list[Record]] = {}
-    for r in (r for r in records if r["kind"] == "run"):
+    for r in rows_of(of_kind(frame, "run")):
         groups.setdefault((re.sub(r"^([cg]pu)\d+$", r"\1", str(r["device"])), str(r["provenance"])), []).append(r)
     every = []
     for (_, provenance), same in groups.items():
@@ -85,20 +83,19 @@ def tiles(records: Sequence[Record], factors: Factors) -> list[Tiles]:
     return [own for _, own in sorted(every, key=lambda own: (KINDS.index(own[1].provenance), -own[0]))]
 
 
-def findings(records: Sequence[Record]) -> list[str]:
-    """Sentences on the records of one or many runs (`powerd_analytics.campaign_tables.prepared`), the first of which
-    matters most: the first `MOST_SENTENCES` hold the first of each kind.
+def findings(frame: Frame) -> list[str]:
+    """Sentences on a frame of one or many runs (`powerd_analytics.trainings.prepared`), the first of which matters
+    most: the first `MOST_SENTENCES` hold the first of each kind.
     """
-    several = [r for r in records if r["kind"] in ("phase", "total")]
-    means = averaged(several)
+    several = of_kind(frame, "phase", "total")
     # By the batch, runs that made different numbers of batches are repeats.
-    by_batch = averaged(without_gflops(of_a_batch(r)) for r in without_summands(several))
-    figures = breakdowns(records)
+    by_batch = averaged(without_gflops(of_a_batch(without_summands(several))))
+    figures = breakdowns(frame)
     largest = _largest_phases(figures)
     if all(p.energy_j is None for own in figures for b in own for p in b.pieces):
         largest = ["No innermost phase has an energy that the sensors could resolve."]
-    totals = of_trainings([r for r in by_batch if r["kind"] == "total"])
-    kinds = [largest, _best_configurations(totals), _unknown(means)]
+    unknown = _unknown(rows_of(averaged(several)), rows_of(of_kind(frame, "run")))
+    kinds = [largest, _best_configurations(of_trainings(by_batch)), unknown]
     first = [line for lines in kinds for line in lines[:1]]
     return first + [line for lines in kinds for line in lines[1:]]
 
@@ -146,12 +143,12 @@ def _largest_phases(figures: Sequence[Sequence[Breakdown]]) -> list[str]:
 # ---- which configuration is best ---------------------------------------------------------------------------------
 
 
-def _best_configurations(totals: Sequence[Record]) -> list[str]:
+def _best_configurations(totals: Frame) -> list[str]:
     """Least energy and least energy-delay product a sample, among totals of one model by joules of one kind, of one
     part of the machine where recordings have several."""
     parts = parts_of_machines(totals)
     groups: dict[tuple[Cell, ...], list[Record]] = {}
-    for r in totals:
+    for r in rows_of(totals):
         groups.setdefault((r["model"], r["provenance"], parts[str(r["device"])]), []).append(r)
     models = list(dict.fromkeys(model for model, _, _ in groups))
     several = len(set(models) - {None}) > 1
@@ -163,43 +160,41 @@ def _best_configurations(totals: Sequence[Record]) -> list[str]:
     lines = []
     for key in sorted(groups, key=order):
         model, provenance, part = key
-        rated = [
-            r for r in groups[key]
-            if number_of(r, "samples_per_s") and number_of(r, "power_w") is not None and r["is_lower_bound"] is not True
-        ]  # fmt: skip
+        exact = [r for r in groups[key] if r["is_lower_bound"] is not True]
+        rated = [r for r in exact if r["edp_per_sample_js"] is not None]
         if len(rated) < 2:
             continue
         whose = ", ".join(str(word) for word in (model if several else None, part or None) if word is not None)
         least = f"{whose}: least" if whose else "Least"
         names = [configuration(r, rated, without_model=several) for r in rated]
-        lines.append(f"{least} energy a sample: {_least(rated, names, 1)} ({provenance}, {len(rated)} configurations).")
-        lines.append(f"{least} energy-delay product a sample: {_least(rated, names, 2)} ({provenance}).")
+        energy, product = (_least(rated, names, figure, unit) for figure, unit in _OF_A_SAMPLE.items())
+        lines.append(f"{least} energy a sample: {energy} ({provenance}, {len(rated)} configurations).")
+        lines.append(f"{least} energy-delay product a sample: {product} ({provenance}).")
     return lines
 
 
-def _least(rated: Sequence[Record], names: Sequence[str], power: int) -> str:
-    """The configuration with least joules of one sample times its seconds to ``power`` - 1, and which others differ
-    from it by more than their 95 % intervals."""
-    figures = []
-    for r in rated:
-        watts, scale = figure_of(r, "power_w"), (number_of(r, "samples_per_s") or 1.0) ** -power
-        u95 = watts.u95 if watts else None
-        figures.append((watts.value * scale if watts else 0.0, inf if u95 is None else u95 * scale))
-    first, *others = sorted(range(len(rated)), key=lambda i: figures[i])
-    value, u95 = figures[first]
-    close = [names[i] for i in others if not figures[i][0] - value > hypot(u95, figures[i][1])]
+_OF_A_SAMPLE = {"j_per_sample": "J", "edp_per_sample_js": "J s"}
+
+
+def _least(rated: Sequence[Record], names: Sequence[str], figure: str, unit: str) -> str:
+    """The configuration with the least figure, and which others differ from it by more than their 95 % intervals."""
+    figures = [figure_of(r, figure) for r in rated]
+    values = [f.value if f else inf for f in figures]
+    u95 = [inf if f is None or f.u95 is None else f.u95 for f in figures]
+    first, *others = sorted(range(len(rated)), key=lambda i: values[i])
+    close = [names[i] for i in others if not values[i] - values[first] > hypot(u95[first], u95[i])]
     sure = f"not distinguishable from {first_of(close, '; ', 3)}" if close else "distinguishable from all others"
-    more = 100 * (figures[others[0]][0] / value - 1) if value else 0.0
-    number = f"{digits(value)}{f' ± {digits(u95, 2)}' if isfinite(u95) else ''} {'J' if power == 1 else 'J s'}"
+    more = 100 * (values[others[0]] / values[first] - 1) if values[first] else 0.0
+    number = f"{digits(values[first])}{f' ± {digits(u95[first], 2)}' if isfinite(u95[first]) else ''} {unit}"
     return f"{names[first]}, {number}, {sure}; next is {names[others[0]]}, {float(f'{more:.3g}'):.15g} % more"
 
 
 # ---- what is not known -------------------------------------------------------------------------------------------
 
 
-def _unknown(records: Sequence[Record]) -> list[str]:
-    """Phases without joules, energies that are lower bounds, and readings that are missing; ``records``: averaged."""
-    phases, totals = ([r for r in records if r["kind"] == kind] for kind in ("phase", "total"))
+def _unknown(means: Sequence[Record], recordings: Sequence[Record]) -> list[str]:
+    """Phases without joules, energies that are lower bounds, and readings that are missing; ``means``: averaged."""
+    phases = [r for r in means if r["kind"] == "phase"]
     without = [r for r in phases if r["j_per_batch"] is None]
     lines = [] if without or not phases else [f"All {len(phases)} kinds of phases are resolvable."]
     if without:
@@ -209,9 +204,12 @@ def _unknown(records: Sequence[Record]) -> list[str]:
         lines.append(
             f"Not resolvable: {len(without)} of {len(phases)} kinds of phases ({names}); {every[0]}: {reason}."
         )
-    if bounds := sum(r["is_lower_bound"] is True for r in records):
+    if bounds := sum(r["is_lower_bound"] is True for r in means):
         lines.append(f"{bounds} energies are lower bounds: a line stood at full scale.")
-    worst = max(totals, key=lambda r: number_of(r, "missing_s") or 0.0, default=None)
-    if worst is not None and (missing_s := number_of(worst, "missing_s") or 0.0) > 0:
-        lines.append(f"Readings are missing: up to {seconds(missing_s)} in {worst['run']}.")
+    worst = max(recordings, key=lambda r: number_of(r, "missing_s") or 0.0, default={})
+    missing_s, time_s = number_of(worst, "missing_s") or 0.0, number_of(worst, "time_s") or 0.0
+    if missing_s > MISSING * time_s:
+        most = "at most " if len(recordings) > 1 else ""
+        whose = f"{worst['run']} on {worst['device']}"
+        lines.append(f"Readings are missing: {most}{seconds(missing_s)} of {seconds(time_s)}, in {whose}.")
     return lines

@@ -7,7 +7,7 @@ import hashlib
 import json
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from html import escape
 from importlib.resources import files
 from math import floor, log10
@@ -15,16 +15,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
-from powerd_analytics.campaign import KINDS, Breakdown, Factors, Length, breakdowns, part_of
-from powerd_analytics.campaign_tables import are_over_machines, field_tables, job_tables, prepared
+from powerd_analytics.breakdown import KINDS, Breakdown, breakdowns
 from powerd_analytics.colours import REST, phase_colour
+from powerd_analytics.costs import Factors
 from powerd_analytics.energy.devices import Part, load_parts
+from powerd_analytics.export import Table
+from powerd_analytics.figures import Frame, check_runs, frame_of, together
 from powerd_analytics.index import run_files
-from powerd_analytics.jobs import merge_jobs
-from powerd_analytics.records import Record, check_campaign, check_run, records_of
+from powerd_analytics.layouts import field_tables, rank_tables
+from powerd_analytics.machines import merge_machines
 from powerd_analytics.report import sheets
 from powerd_analytics.report.findings import MOST_SENTENCES, findings, tiles
 from powerd_analytics.report.sheets import shown_sheet
@@ -40,9 +41,10 @@ from powerd_analytics.signals.streams import (
     points_of,
     summed_of,
 )
-from powerd_analytics.table import PhaseTable, group_line, table_of
+from powerd_analytics.table import PhaseTable, check_table, group_line, table_of
 from powerd_analytics.text import digits, seconds, with_u95
-from powerd_analytics.uncertainty_table import BudgetRow, budget_frames, budget_of
+from powerd_analytics.trainings import Length, part_of, prepared
+from powerd_analytics.uncertainty_table import BudgetRow, budget_of, budget_tables
 from powerd_client.ownership import whole_output
 from powerd_core.errors import ConfigError
 from powerd_core.text import printable
@@ -75,7 +77,7 @@ class _RunPart:
     """What the page needs of one run, its readings left behind."""
 
     run: Run
-    records: list[Record]
+    frame: Frame
     budget: list[BudgetRow]
     lines: list[tuple[Run, Signal, str]]
     traces: list[Document]
@@ -96,10 +98,11 @@ def write_report(
     for i, path in enumerate(run_paths):
         most = options.max_points // min(len(run_paths), MOST_TRACES) if i < MOST_TRACES else 0
         parts.append(_read(path, options, most, columns, part_of(progress, i, len(run_paths) + 1, path.name)))
-    check_campaign([r for p in parts for r in p.records])
+    frame = together([p.frame for p in parts])
+    check_runs(frame)
     progress(len(run_paths) / (len(run_paths) + 1), "writing the page")
     with whole_output(out) as partial:
-        partial.write_text(_render(parts, options, columns), encoding="utf-8")
+        partial.write_text(_render(parts, frame, options, columns), encoding="utf-8")
 
 
 def _read(path: Path, options: ReportOptions, most_points: int, columns: Columns, progress: Progress) -> _RunPart:
@@ -108,8 +111,7 @@ def _read(path: Path, options: ReportOptions, most_points: int, columns: Columns
         run, _ = recalibrate(run, options.calibration)
     loaded = load_parts(run, options.device, lambda s, text: progress(0.1 + 0.2 * s, text))
     table = table_of(run, loaded, progress=lambda s, text: progress(0.3 + 0.2 * s, text))
-    records = records_of(run, table)
-    check_run(path, records)
+    check_table(path, table)
     budget = budget_of(run, loaded, table, progress=lambda s, text: progress(0.5 + 0.2 * s, text))
     # Lines to compare with stand at a device's first part only.
     compared = {p.device: [load_bounded(run, name) for name in run.compared(p.device)] for p in loaded}
@@ -121,7 +123,7 @@ def _read(path: Path, options: ReportOptions, most_points: int, columns: Columns
     ]
     phases = phases_of(run, columns) if traces and len(run.phases) else None
     progress(0.9, f"checksum of {path.name}")
-    return _RunPart(run, records, budget, lines, traces, phases, sheets.sha256(path))
+    return _RunPart(run, frame_of(run, table), budget, lines, traces, phases, sheets.sha256(path))
 
 
 def _percent(part: Part, table: PhaseTable) -> float | None:
@@ -132,8 +134,8 @@ def _percent(part: Part, table: PhaseTable) -> float | None:
     return float(f"{100 * whole.u95_j / abs(whole.energy_j):.2g}")
 
 
-def _render(parts: Sequence[_RunPart], options: ReportOptions, columns: Columns) -> str:
-    """The page's text."""
+def _render(parts: Sequence[_RunPart], frame: Frame, options: ReportOptions, columns: Columns) -> str:
+    """The page's text; ``frame`` has the rows of all runs."""
     from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup
 
@@ -144,18 +146,18 @@ def _render(parts: Sequence[_RunPart], options: ReportOptions, columns: Columns)
     script = f"{trace_script}\n{page_script}"
     runs, device, factors = [p.run for p in parts], options.device, options.factors
     names = sheets.run_names([r.path for r in runs])
-    records = sheets.named(prepared(merge_jobs([r for p in parts for r in p.records]), options.length), names)
+    frame = sheets.named(prepared(merge_machines(frame), options.length), names)
     boxes, documents = _boxes(parts, names)
-    own_tiles, sentences = tiles(records, factors), list(map(printable, findings(records)))
-    kinds = sorted({str(r["provenance"]) for r in records})
+    own_tiles, sentences = tiles(frame, factors), list(map(printable, findings(frame)))
+    kinds = sorted(frame["provenance"].dropna().unique())
     others = " and ".join(k for k in kinds if k != "measured")
     quality = [
         sheets.lines_sheet([line for p in parts for line in p.lines], names),
         *(sheet(runs, names) for sheet in (sheets.clocks_sheet, sheets.gaps_sheet, sheets.messages_sheet)),
     ]
-    budgets = [(names[p.run.path], frame) for p in parts for frame in budget_frames(p.budget)]
-    for name, frame in budgets:
-        frame.attrs["title"] = f"{name}: {frame.attrs['title']}"
+    budgets = [
+        replace(table, title=f"{names[p.run.path]}: {table.title}") for p in parts for table in budget_tables(p.budget)
+    ]
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=False)
     return environment.from_string(template).render(
         title=printable(options.title or f"Energy of {runs[0].path.name if len(runs) == 1 else f'{len(runs)} runs'}"),
@@ -166,13 +168,13 @@ def _render(parts: Sequence[_RunPart], options: ReportOptions, columns: Columns)
         findings=sentences[:MOST_SENTENCES],
         more_findings=sentences[MOST_SENTENCES:],
         table_note=f"Power here is {' and '.join(kinds)}: {others} joules are no measurement." if others else "",
-        figures=[{**f, "svg": Markup(f["svg"])} for f in phase_figures(breakdowns(records))],
-        tables=list(map(shown_sheet, _tables(records, factors))),
+        figures=[{**f, "svg": Markup(f["svg"])} for f in phase_figures(breakdowns(frame))],
+        tables=list(map(shown_sheet, _tables(frame, factors))),
         traces_left_out=max(len(parts) - MOST_TRACES, 0),
         runs=boxes,
-        budget=[shown_sheet(frame, f"budget-{i}") for i, (_, frame) in enumerate(budgets)],
+        budget=[shown_sheet(table, f"budget-{i}") for i, table in enumerate(budgets)],
         quality=[shown_sheet(s) for s in quality if len(s)],
-        quality_notes=sheets.quality_notes(runs, names),
+        quality_notes=sheets.quality_notes(runs, frame, names),
         environment=[shown_sheet(sheets.environment_sheet(runs, names))],
         citation=printable(sheets.citation(runs)),
         files=[shown_sheet(sheets.files_sheet(runs, [p.checksum for p in parts], names))],
@@ -202,11 +204,10 @@ def _boxes(parts: Sequence[_RunPart], names: sheets.Names) -> tuple[list[Documen
     return boxes, documents
 
 
-def _tables(records: Sequence[Record], factors: Factors) -> list[pd.DataFrame]:
-    of_jobs = job_tables(records) if are_over_machines(records) else []
-    tables = {s.attrs["name"]: s for s in field_tables(records, factors=factors) if s.attrs["name"] != "records"}
+def _tables(frame: Frame, factors: Factors) -> list[Table]:
+    tables = {table.name: table for table in field_tables(frame, factors=factors) if table.name != "records"}
     phases = sheets.phases_sheet(tables.pop("time"), tables.pop("energy"))
-    return [phases, *tables.values(), *of_jobs, sheets.recordings_sheet(records)]
+    return [phases, *tables.values(), *rank_tables(frame), sheets.recordings_sheet(frame)]
 
 
 def _json(document: Any) -> str:

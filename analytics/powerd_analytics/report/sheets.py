@@ -12,14 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
-from powerd_analytics.campaign import KINDS, Factors, Length
-from powerd_analytics.export import Cell, Column, Kind, columns_of, rounded, rows_of, table_frame
-from powerd_analytics.records import Record, column
+from powerd_analytics.breakdown import KINDS
+from powerd_analytics.costs import Factors
+from powerd_analytics.export import Cell, Column, Kind, Table, make_table, rounded
+from powerd_analytics.figures import Frame, floats, of_kind, table_from
 from powerd_analytics.runs.run import Run
-from powerd_analytics.signals.signal import FAR_NS, Signal, parts_between
+from powerd_analytics.signals.signal import Signal
+from powerd_analytics.signals.streams import missing_of
 from powerd_analytics.text import first_of
+from powerd_analytics.trainings import Length
 from powerd_client.hostclock import read_anchor
 from powerd_core.errors import RunFileError
 from powerd_core.text import printable
@@ -28,6 +30,8 @@ LONG = 60
 """A text longer than this may be broken into lines."""
 MOST_ROWS = 200
 """Of gaps and of messages."""
+MISSING = 1e-3
+"""Share of a recording from which on its missing readings are spoken of, as in the notes of the tables."""
 UNITS = ("s", "ms", "µs", "Hz", "J", "%")
 
 Names = Mapping[Path, str]
@@ -43,19 +47,20 @@ def run_names(paths: Sequence[Path]) -> dict[Path, str]:
     return {p: p.absolute().relative_to(above).as_posix() for p in paths}
 
 
-def named(records: Sequence[Record], names: Names) -> list[Record]:
-    """The records with their run's name as the page has it, without the suffix."""
+def named(frame: Frame, names: Names) -> Frame:
+    """The frame with runs by their names as the page has them, without the suffix; sums over machines keep theirs."""
     known = {str(path): name.removesuffix(path.suffix) for path, name in names.items()}
-    return [{**r, "run": known.get(str(r["path"]), r["run"])} for r in records]
+    own = frame["path"].map(known).where(frame["machines"].isna())
+    return frame.assign(run=own.fillna(frame["run"]).astype("string"))
 
 
 # ---- for the template --------------------------------------------------------------------------------------------
 
 
-def shown_sheet(frame: pd.DataFrame, identity: str = "") -> dict[str, Any]:
+def shown_sheet(table: Table, identity: str = "") -> dict[str, Any]:
     """A table for the template, its strings made printable. A cell has its text, its number in full precision (None for
     a text or where nothing is known), and its style."""
-    shown = rounded(frame)
+    shown = rounded(table)
 
     def cell(value: Cell, text: str, column: Column) -> tuple[str, str | None, str]:
         text = printable(text)
@@ -67,22 +72,22 @@ def shown_sheet(frame: pd.DataFrame, identity: str = "") -> dict[str, Any]:
         return text, repr(value) if is_number else None, "n"
 
     return {
-        "id": identity or frame.attrs["name"],
-        "title": printable(frame.attrs["title"]),
+        "id": identity or table.name,
+        "title": printable(table.title),
         "heads": [
             (printable(c.heading or c.name), "" if c.units == "1" else printable(c.units), c.is_numeric)
             for c in shown.columns
         ],
         "rows": [
             [cell(row[at], text, column) for at, column, text in zip(shown.places, shown.columns, line, strict=True)]
-            for row, line in zip(rows_of(frame), shown.lines, strict=True)
+            for row, line in zip(table.rows, shown.lines, strict=True)
         ],
         "footnotes": list(map(printable, shown.footnotes)),
-        "notes": list(map(printable, frame.attrs["notes"])),
+        "notes": list(map(printable, table.notes)),
     }
 
 
-def _sheet(name: str, title: str, rows: Sequence[Mapping[str, Cell]], note: str = "", most: int = 0) -> pd.DataFrame:
+def _sheet(name: str, title: str, rows: Sequence[Mapping[str, Cell]], note: str = "", most: int = 0) -> Table:
     """A sheet of rows by heading, whose last word may be a unit. Rows beyond ``most`` are left out and counted."""
     columns = []
     for heading in rows[0] if rows else ():
@@ -93,45 +98,46 @@ def _sheet(name: str, title: str, rows: Sequence[Mapping[str, Cell]], note: str 
         columns.append(Column(heading, kind, unit if unit in UNITS else "", is_uncertainty=is_uncertainty))
     if most and len(rows) > most:
         note, rows = f"{len(rows) - most} more stand in the run files", rows[:most]
-    return table_frame(name, title, tuple(columns), [tuple(r.values()) for r in rows], [note] if note else [])
+    return make_table(name, title, columns, rows, [note] if note else [])
 
 
 # ---- seconds and joules ----------------------------------------------------------------------------------------------
 
 
-def phases_sheet(time: pd.DataFrame, energy: pd.DataFrame) -> pd.DataFrame:
+def phases_sheet(time: Table, energy: Table) -> Table:
     """The tables of time and of energy by phase as one: they have the same rows in the same order. What was measured
     stands first, and last what belongs to no configuration, such as a warm-up."""
-    rows = [a | b for a, b in zip(time.to_dict("records"), energy.to_dict("records"), strict=True)]
+    rows = [a | b for a, b in zip(time.records(), energy.records(), strict=True)]
     rows.sort(key=lambda row: (KINDS.index(str(row["provenance"])), row["batch_size"] is None))
-    columns = {c.name: c for table in (time, energy) for c in columns_of(table)}
+    columns = {c.name: c for table in (time, energy) for c in table.columns}
     if all(row["gpus"] == 1 for row in rows):
         del columns["gpus"]
     last = ("runs", "provenance", "is_lower_bound", "note")
     names = sorted(columns, key=lambda name: last.index(name) if name in last else -1)
-    notes = list(dict.fromkeys([*time.attrs["notes"], *energy.attrs["notes"]]))
-    ordered = [tuple(row[name] for name in names) for row in rows]
-    return table_frame("phases", "Time and energy by phase", [columns[name] for name in names], ordered, notes)
+    every = dict.fromkeys([*time.notes, *energy.notes])
+    # That of the times says all that the one of the joules does, and more.
+    notes = [note for note in every if not any(other != note and other.startswith(note) for other in every)]
+    return make_table("phases", "Time and energy by phase", [columns[name] for name in names], rows, notes)
 
 
-def recordings_sheet(records: Sequence[Record]) -> pd.DataFrame:
+_OF_RECORDINGS = ("run", "device", "provenance", "time_s", "energy_j", "u95_j", "power_w", "phases_j", "rest_j",
+                  "missing_s", "is_lower_bound", "note")  # fmt: skip
+
+
+def recordings_sheet(frame: Frame) -> Table:
     """One row for each recording and device: joules from begin to end, and what phases and rest make of them."""
-    names = ("run", "device", "provenance", "time_s", "energy_j", "u95_j", "power_w", "phases_j", "rest_j",
-             "residual_j", "missing_s", "is_lower_bound", "note")  # fmt: skip
-    columns = tuple(map(column, names))
-    rows = tuple(tuple(r[name] for name in names) for r in records if r["kind"] == "run")
-    note = "phases + rest = the whole"
-    return table_frame("recordings", "Whole recordings", columns, rows, (note,))
+    note = "phases + rest = the whole; missing: seconds of it without readings"
+    return table_from(of_kind(frame, "run"), "recordings", "Whole recordings", _OF_RECORDINGS, (note,))
 
 
 # ---- data quality ------------------------------------------------------------------------------------------------
 
 
-def lines_sheet(lines: Sequence[tuple[Run, Signal, str]], names: Names) -> pd.DataFrame:
+def lines_sheet(lines: Sequence[tuple[Run, Signal, str]], names: Names) -> Table:
     """A row for each line: readings, what is missing of them, and what one reading can tell apart."""
     rows = []
     for run, s, role in lines:
-        missing_s, longest_s = _missing(s)
+        missing_s, longest_s = missing_of(s, run.begin_ns, run.end_ns)
         rows.append({
             "run": names[run.path],
             "line": s.line.name,
@@ -148,24 +154,12 @@ def lines_sheet(lines: Sequence[tuple[Run, Signal, str]], names: Names) -> pd.Da
             "window ms": s.window_ns * 1e-6,
             "age ms": s.centre_ns * 1e-6,
         })  # fmt: skip
-    note = "window: what one reading averages over; age: how far its middle can lie from its timestamp"
+    note = "missing: seconds of the recording without readings of this line; of a device's lines, the one that misses "
+    note += "most counts; window: what one reading averages over; age: how far its middle can lie from its timestamp"
     return _sheet("lines", "Lines", rows, note)
 
 
-def _missing(signal: Signal) -> tuple[float, float]:
-    """Seconds without readings, and the longest stretch between two. Slices overlap: each interval counts once."""
-    total_s, longest_s, last = 0.0, 0.0, -FAR_NS
-    for piece in parts_between(signal, -FAR_NS, FAR_NS):
-        if len(piece) < 2:
-            continue
-        new = piece.t_ns[:-1] >= last
-        total_s += float(piece.missing_ns()[new].sum()) * 1e-9
-        longest_s = max(longest_s, float(np.diff(piece.t_ns)[new].max(initial=0)) * 1e-9)
-        last = int(piece.t_ns[-1])
-    return total_s, longest_s
-
-
-def clocks_sheet(runs: Sequence[Run], names: Names) -> pd.DataFrame:
+def clocks_sheet(runs: Sequence[Run], names: Names) -> Table:
     """The guaranteed bound of each board's clock against the host's."""
     rows: list[dict[str, Cell]] = [
         {
@@ -183,8 +177,8 @@ def clocks_sheet(runs: Sequence[Run], names: Names) -> pd.DataFrame:
     return _sheet("clocks", "Clocks", rows)
 
 
-def gaps_sheet(runs: Sequence[Run], names: Names) -> pd.DataFrame:
-    """What was lost on the way, and why."""
+def gaps_sheet(runs: Sequence[Run], names: Names) -> Table:
+    """What is known to have been lost on the way, and why."""
     rows: list[dict[str, Cell]] = [
         {
             "run": names[run.path],
@@ -197,10 +191,10 @@ def gaps_sheet(runs: Sequence[Run], names: Names) -> pd.DataFrame:
         for run in runs
         for g in run.gaps
     ]
-    return _sheet("gaps", "Gaps", rows, most=MOST_ROWS)
+    return _sheet("gaps", "Recorded gaps", rows, most=MOST_ROWS)
 
 
-def messages_sheet(runs: Sequence[Run], names: Names) -> pd.DataFrame:
+def messages_sheet(runs: Sequence[Run], names: Names) -> Table:
     """What recorder and client wrote into the runs."""
     rows = [
         {"run": names[run.path], "level": str(m.get("level", "info")), "message": str(m.get("text", ""))}
@@ -211,21 +205,24 @@ def messages_sheet(runs: Sequence[Run], names: Names) -> pd.DataFrame:
     return _sheet("messages", "Messages", rows, most=MOST_ROWS)
 
 
-def quality_notes(runs: Sequence[Run], names: Names) -> list[str]:
-    """What the tables of quality do not have: runs that are incomplete or rebuilt, and that nothing was lost."""
+def quality_notes(runs: Sequence[Run], frame: Frame, names: Names) -> list[str]:
+    """What the tables of quality do not have: runs that are incomplete or rebuilt, and whether anything is missing."""
     notes = [f"{printable(names[r.path])} is incomplete: the training process vanished or a part was cut off."
              for r in runs if not r.is_complete]  # fmt: skip
     notes += [f"{printable(names[r.path])} was rebuilt from the journal of a recorder that died."
               for r in runs if r.attributes.get("rebuilt")]  # fmt: skip
-    if not any(r.gaps for r in runs):
-        notes.append("No gap was recorded: nothing was lost between the boards and the run files.")
+    whole = of_kind(frame, "run")
+    if (floats(whole, "missing_s") > MISSING * floats(whole, "time_s")).any():
+        notes.append("Readings are missing: for how long, whatever the cause, stands under whole recordings.")
+    elif not any(r.gaps for r in runs):
+        notes.append("No gap was recorded, and no recording lacks readings for a thousandth of its time.")
     return notes
 
 
 # ---- where it comes from -----------------------------------------------------------------------------------------
 
 
-def environment_sheet(runs: Sequence[Run], names: Names) -> pd.DataFrame:
+def environment_sheet(runs: Sequence[Run], names: Names) -> Table:
     """What the runs say of their machines, software and commands: a row for each value, with the runs that have it."""
     whose: dict[str, dict[str, list[str]]] = {}
     for run in runs:
@@ -257,7 +254,7 @@ def sha256(path: Path) -> str:
         raise RunFileError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
-def files_sheet(runs: Sequence[Run], checksums: Sequence[str], names: Names) -> pd.DataFrame:
+def files_sheet(runs: Sequence[Run], checksums: Sequence[str], names: Names) -> Table:
     """A row for each run file: id, when, with which version, checksum."""
     rows = [
         {

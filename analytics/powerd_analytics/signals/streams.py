@@ -102,6 +102,25 @@ def holes_of(signal: Signal, view: View = View()) -> Ints:
     return np.concatenate(holes)
 
 
+def missing_of(signal: Signal, begin_ns: int, end_ns: int) -> tuple[float, float]:
+    """Seconds between two moments without readings, as a line's share in ``missing_s`` of an energy; and the longest
+    stretch between two good readings of the signal."""
+    missing_ns = longest_ns = 0.0
+    first, last = end_ns, begin_ns
+    for piece, low, high in cores_of(signal):
+        if len(piece) < 2:
+            continue
+        # An interval is its first reading's: the one at which two slices meet begins in the later one.
+        own = (piece.t_ns[:-1] >= low) & (piece.t_ns[:-1] < high)
+        upto = np.concatenate([[0.0], np.cumsum(np.where(own, piece.missing_ns(), 0.0))])
+        ends = np.interp([0, end_ns - begin_ns], piece.t_ns - begin_ns, upto)
+        missing_ns += float(ends[1] - ends[0])
+        longest_ns = max(longest_ns, float(np.diff(piece.t_ns)[own].max(initial=0)))
+        first, last = min(first, int(piece.t_ns[0])), max(last, int(piece.t_ns[-1]))
+    outside_ns = min(max(first - begin_ns, 0) + max(end_ns - last, 0), end_ns - begin_ns)
+    return (missing_ns + outside_ns) * 1e-9, longest_ns * 1e-9
+
+
 def plain_j(signal: Signal, *intervals: tuple[Ints, Ints]) -> list[Values]:
     """Plain integrals over several lists of intervals [m], each list disjoint and in order, in one pass over the slices
     that they lie in."""

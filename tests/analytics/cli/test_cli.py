@@ -7,8 +7,7 @@ import pytest
 from command import joules
 from make_run import LineSpec, make_run, training
 
-from powerd_analytics.cli.app import modern
-from powerd_analytics.table import CSV_COLUMNS
+from powerd_analytics.figures import COLUMNS
 
 
 @pytest.fixture(scope="module")
@@ -25,15 +24,21 @@ def test_the_columns_are_these_and_stay(run, capsys):
     code, out, _ = joules(capsys, "tables", run, "--format", "csv")
     rows = list(csv.DictReader(io.StringIO(out)))
     assert code == 0
-    assert tuple(rows[0]) == CSV_COLUMNS
-    assert CSV_COLUMNS == (
-        "table", "model", "batch_size", "phase", "path", "device", "provenance", "timing", "iterations",
-        "s_per_batch", "j_per_batch", "u95_j", "u_statistical_j", "u_systematic_j", "power_w", "samples_per_s",
-        "time_s", "energy_j", "edp_js", "gflops_per_w_paper", "gflops_basis", "phases_j", "rest_j", "residual_j",
-        "missing_s", "off_by_j", "is_lower_bound", "method", "note", "sd_s", "sd_j", "j_per_sample", "samples_per_j",
-        "ed2p_js2", "eds", "gflops_per_w_executed",
+    assert tuple(rows[0]) == tuple(COLUMNS)
+    assert tuple(COLUMNS) == (
+        "kind", "run", "path", "run_id", "created_utc", "host", "program", "model", "batch_size", "gpus", "ranks",
+        "rank", "sharing", "ranks_counted", "job", "world_size", "rank_numbers", "machines", "job_machines",
+        "begin_unix_s", "device", "device_ids", "device_name", "provenance", "power_cap_w", "power_cap_basis",
+        "power_cap_asked_w", "power_cap_in_run", "clock_hz", "clock_set", "phase", "phase_path",
+        "timing", "method", "iterations", "n", "s_per_batch", "u_s_per_batch", "s_per_batch_min",
+        "s_per_batch_max", "j_per_batch", "u95_j", "u_statistical_j", "u_systematic_j", "rectangle_j",
+        "degrees_of_freedom", "sd_s", "sd_j", "power_w", "samples_per_s", "time_s", "energy_j", "edp_js", "ed2p_js2",
+        "j_per_sample", "samples_per_j", "s_per_sample", "edp_per_sample_js", "eds", "operations_per_sample",
+        "operations_executed_per_sample", "gflops_per_w", "u_statistical_gflops_per_w", "u_systematic_gflops_per_w",
+        "gflops_per_w_executed", "gflops_convention", "gflops_basis", "phases_j", "rest_j", "missing_s", "off_by_j",
+        "is_lower_bound", "note", "runs",
     )  # fmt: skip
-    assert {r["table"] for r in rows} == {"phase", "total", "run"}
+    assert {r["kind"] for r in rows} == {"phase", "total", "run"}
     unresolved = next(r for r in rows if r["phase"] == "update")
     assert unresolved["j_per_batch"] == ""
     assert unresolved["note"].startswith("not resolvable")
@@ -59,14 +64,6 @@ def test_bad_input_is_one_line_and_status_2(run, capsys, arguments, text):
     assert out == ""
     assert err.count("\n") == 1
     assert text.lower() in err.lower()
-
-
-def test_options_of_earlier_releases_still_work(run, capsys):
-    assert joules(capsys, "verify", run, "--json") == joules(capsys, "verify", run, "--format", "json")
-    assert modern(["tables", "run.h5", "--format", "table"]) == ["tables", "run.h5", "--format", "text"]
-    assert modern(["clock", "run.h5", "--out=clock.png"]) == ["clock", "run.h5", "--plot=clock.png"]
-    own = ["record", "--out", "r.h5", "--", "python", "--out", "x", "--json", "--format", "table"]
-    assert modern(own) == ["record", "--output", *own[2:]]
 
 
 def test_a_counter_among_the_attributes_of_phases_is_told_by_name(run, capsys, monkeypatch):

@@ -34,7 +34,7 @@ def test_one_bad_run_of_several_is_enough_for_status_1(run, tmp_path, capsys):
     bad.write_bytes(run.read_bytes())
     with h5py.File(bad, "r+") as file:
         file["phases/end_ns"][3] = 0
-    code, out, _ = joules(capsys, "verify", run, bad, "--json")
+    code, out, _ = joules(capsys, "verify", run, bad, "--format", "json")
     documents = json.loads(out)
     assert code == 1
     assert [(d["run"], d["good"]) for d in documents] == [(str(run), True), (str(bad), False)]

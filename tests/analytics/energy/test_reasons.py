@@ -12,8 +12,9 @@ from powerd_analytics import phase_energies, phase_table, read_run
 from powerd_analytics.energy.devices import load_parts, part_phase_budget, part_phase_energies
 from powerd_analytics.energy.reasons import clipped
 from powerd_analytics.export import to_markdown
-from powerd_analytics.records import records_of
-from powerd_analytics.table import table_frames, table_of
+from powerd_analytics.figures import frame_of, rows_of
+from powerd_analytics.layouts import run_tables
+from powerd_analytics.table import table_of
 from powerd_analytics.uncertainty_table import budget_rows
 from powerd_core.model import Flag
 
@@ -134,8 +135,8 @@ def test_negative_full_scale_gives_no_bound_and_no_interval(tmp_path: Path) -> N
     for row in (within, table.totals[1]):
         assert (row.u_statistical_j, row.u_systematic_j) == (None, None)
     assert within.j_per_batch == pytest.approx(180)
-    assert "≥" not in to_markdown(table_frames(table))
-    known = [r["phase"] for r in records_of(run, table) if r["u95_j"] is not None and r["kind"] == "phase"]
+    assert "≥" not in to_markdown(run_tables(frame_of(run, table)))
+    known = [r["phase"] for r in rows_of(frame_of(run, table)) if r["u95_j"] is not None and r["kind"] == "phase"]
     assert known == ["before"]
     unknown = [b for b in budget_rows(run) if said in b.words]
     assert [(b.parts, b.u_j) for b in unknown] == [((), None)] * 3

@@ -306,7 +306,7 @@ def test_keys_on_a_terminal(daemon, journal):
 
 def test_without_a_terminal_it_prints_an_object_a_second_until_its_reader_goes(daemon):
     daemon.add_block([50_000] * 10)
-    command = [sys.executable, "-P", "-m", "powerd_analytics", "top", daemon.url, "--json"]
+    command = [sys.executable, "-P", "-m", "powerd_analytics", "top", daemon.url, "--format", "json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True) as process:
         assert json.loads(process.stdout.readline())["powerds"][0]["board"] == "fake board"
         process.stdout.close()  # as `head` does

@@ -6,18 +6,20 @@ from command import joules, refused
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from make_campaign import one_run
+from make_job import machine
 from make_layers import write_run as write_layers
 
 from powerd_analytics import plots
-from powerd_analytics.campaign import read_campaign
+from powerd_analytics.figures import rows_of
 from powerd_analytics.metrics import eds, pareto_front
 from powerd_analytics.published import read_table
 from powerd_analytics.runs.run import read_run
+from powerd_analytics.trainings import read_runs
 
 pytest.importorskip("matplotlib")
 from matplotlib.figure import Figure
 
-from powerd_analytics.plots.configurations import SMALLEST
+from powerd_analytics.plots.configurations import PER, SMALLEST
 from powerd_analytics.plots.power import phase_colours
 from powerd_analytics.plots.style import Bar, draw_bars
 
@@ -47,8 +49,8 @@ def campaign(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def records(campaign):
-    return read_campaign([campaign])
+def frame(campaign):
+    return read_runs([campaign])
 
 
 @pytest.fixture
@@ -61,15 +63,20 @@ def configurations(tmp_path):
 
 
 def found_in(*paths):
-    return plots.configurations_of_records(read_campaign(list(paths)))
+    return plots.configurations_of_runs(read_runs(list(paths)))
+
+
+def drawn_of(row):
+    """Energy and time of a row of a picture."""
+    return [row[name] for name in PER[row["per"]]]
 
 
 # Configurations
 
 
-def test_phases_of_a_campaign_have_the_tables_joules(records):
-    low = [r for r in records if r["power_cap_w"] == 150]
-    figure = plots.draw_phases(plots.configurations_of_records(records), "runs")
+def test_phases_of_a_campaign_have_the_tables_joules(frame):
+    low = [r for r in rows_of(frame) if r["power_cap_w"] == 150]
+    figure = plots.draw_phases(plots.configurations_of_runs(frame), "runs")
     for word in ("energy a batch (J)", "time a batch (s)", "batch size", "150 W", "250 W"):
         assert word in texts(figure)
     wanted = [r["j_per_batch"] for r in low if r["phase"] in ("forward", "backward", "update") and r["j_per_batch"]]
@@ -78,33 +85,46 @@ def test_phases_of_a_campaign_have_the_tables_joules(records):
     assert sorted(heights) == pytest.approx(sorted(wanted))
 
 
-def test_totals_are_compared_by_the_sample_and_repeats_whatever_their_batches(records):
-    found = plots.configurations_of_records(records)
-    totals = {(c.power_cap_w, c.batch): c for c in found if not c.phase}
+def test_totals_are_compared_by_the_sample_and_repeats_whatever_their_batches(frame):
+    found, records = plots.configurations_of_runs(frame), rows_of(frame)
+    totals = {(r["power_cap_w"], r["batch_size"]): r for r in rows_of(found) if r["kind"] == "total"}
     low = next(r for r in records if (r["kind"], r["batch_size"], r["power_cap_w"]) == ("total", 128, 150))
     point = totals[150, 128]
-    assert point.per == " a sample"
-    assert point.energy_j == pytest.approx(low["j_per_batch"] / 128)
-    assert point.time_s == pytest.approx(low["s_per_batch"] / 128)
-    assert point.u95_j / point.energy_j == pytest.approx(low["u95_j"] / low["energy_j"])
+    assert point["per"] == " a sample"
+    assert drawn_of(point) == pytest.approx([low["j_per_batch"] / 128, low["s_per_batch"] / 128])
+    ax = plots.draw_pareto(found, "runs").axes[0]
+    ends = [segment[:, 1] for bars in ax.containers for segment in bars[2][-1].get_segments()]
+    half = low["u95_j"] / low["energy_j"] * drawn_of(point)[0]
+    assert any(np.ptp(at) / 2 == pytest.approx(half) and at.mean() == pytest.approx(drawn_of(point)[0]) for at in ends)
     same = [r for r in records if (r["kind"], r["batch_size"], r["power_cap_w"]) == ("total", 64, 250)]
-    assert totals[250, 64].energy_j == pytest.approx(np.mean([r["energy_j"] / r["iterations"] for r in same]) / 64)
+    mean_j = np.mean([r["energy_j"] / r["iterations"] for r in same])
+    assert drawn_of(totals[250, 64])[0] == pytest.approx(mean_j / 64)
     curve = plots.draw_sweep(found, "caps").axes[0].containers[0][0]
     assert list(curve.get_xdata()) == [150.0, 250.0]  # and no curve goes back to where it was
 
 
+@pytest.mark.parametrize("machines", [1, 2])
+def test_joules_of_several_ranks_are_of_the_samples_of_all(tmp_path, machines):
+    """Of two ranks in one run, and of four on two machines: each has a batch of its own."""
+    frame = read_runs([machine(tmp_path / f"{i}.h5", i, machines=machines) for i in range(machines)])
+    (total,) = [r for r in rows_of(plots.configurations_of_runs(frame)) if r["kind"] == "total"]
+    samples = 2 * machines * total["batch_size"]
+    assert drawn_of(total) == pytest.approx([total["j_per_batch"] / samples, total["s_per_batch"] / samples])
+
+
 def test_the_front_and_the_lines_of_equal_edp_and_eds_are_the_metrics_own(configurations):
     found = configurations(CAPS)
-    ref, figure = found[0], plots.draw_pareto(found, "caps", "target=default", 1.5)
+    energies, times = zip(*map(drawn_of, rows_of(found)), strict=True)
+    figure = plots.draw_pareto(found, "caps", "target=default", 1.5)
     ax = figure.axes[0]
     curves = {str(line.get_label()).split(":")[0]: np.asarray(line.get_xydata()) for line in ax.lines}
-    at = pareto_front([c.time_s for c in found], [c.energy_j for c in found])
-    assert curves["Pareto front"].tolist() == [[found[i].time_s, found[i].energy_j] for i in at]
+    at = pareto_front(times, energies)
+    assert curves["Pareto front"].tolist() == [[times[i], energies[i]] for i in at]
     product = curves["equal EDP, least"].prod(axis=1)
-    assert product == pytest.approx(min(c.energy_j * c.time_s for c in found))
+    assert product == pytest.approx(min(e * t for e, t in zip(energies, times, strict=True)))
     time, energy = curves["equal EDS (k = 1.5), least"].T
-    least = min(eds(c.energy_j, c.time_s, ref.energy_j, ref.time_s, 1.5) for c in found)
-    assert eds(energy, time, ref.energy_j, ref.time_s, 1.5) == pytest.approx(least)
+    least = min(eds(e, t, energies[0], times[0], 1.5) for e, t in zip(energies, times, strict=True))
+    assert eds(energy, time, energies[0], times[0], 1.5) == pytest.approx(least)
     assert any("provenance not stated" in text for text in texts(figure))
 
 
@@ -114,6 +134,13 @@ def test_curves_over_caps_are_relative_and_carry_errors(configurations):
     assert list(curve.get_ydata()) == pytest.approx([0.7, 0.75, 1.025, 1.0])
     half = [np.ptp(segment[:, 1]) / 2 for segment in bars[0].get_segments()]
     assert half == pytest.approx([0.7 * 0.01 * 2**0.5, 0.75 * 0.01 * 2**0.5, 1.025 * 0.01 * 2**0.5, 0.0])
+
+
+def test_a_seed_parts_no_panels(tmp_path):
+    for i, cap in enumerate((250, 150)):
+        one_run(tmp_path / f"{i}.h5", batches=(64,), iterations=4, power_cap_w=cap, random_seed=i)
+    figure = plots.draw_sweep(found_in(tmp_path), "caps")
+    assert [list(ax.containers[0][0].get_xdata()) for ax in figure.axes] == [[150.0, 250.0]]
 
 
 @pytest.mark.parametrize("attribute", ["optimizer", "device_name"])
@@ -134,7 +161,7 @@ def test_what_differs_has_panels_of_its_own_on_one_scale(tmp_path, attribute):
 
 def test_layers_are_no_configurations_and_hide_no_passes(tmp_path):
     run = read_run(write_layers(tmp_path / "layers.h5"))
-    assert len([c for c in found_in(run.path) if not c.phase]) == 1
+    assert len([r for r in rows_of(found_in(run.path)) if r["kind"] == "total"]) == 1
     assert list(phase_colours(run)) == ["forward", "backward"]
     labels = texts(plots.draw_run(run))
     assert {"forward", "backward"} <= set(labels)

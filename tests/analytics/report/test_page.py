@@ -13,9 +13,10 @@ from make_campaign import one_run
 from make_run import MS, LineSpec, PhaseSpec, S, make_run, training
 from page import report, unpacked
 
-from powerd_analytics import phase_table, read_run
+from powerd_analytics import read_run
+from powerd_analytics.figures import figure_of, rows_of, run_frame
 from powerd_analytics.report.page import STEPS, Columns, phases_of
-from powerd_analytics.table import records as csv_rows
+from powerd_analytics.text import figure_and_u95, seconds
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>&\"'{{7*7}}\u2028\x1b[2J"
 
@@ -49,18 +50,28 @@ def test_columns_come_back_as_they_were_and_watts_within_half_a_step(values, wat
 
 def test_every_value_of_the_tables_is_in_the_page_exactly(made):
     path, _, page = made
-    rows = csv_rows(phase_table(read_run(path)))
-    phases = {(r["phase"], str(r["batch_size"])): r["j_per_batch"] for r in rows if r["table"] == "phase"}
+    rows = rows_of(run_frame(path))
+    phases = {(r["phase"], str(r["batch_size"])): r["j_per_batch"] for r in rows if r["kind"] == "phase"}
     columns = (page.column("phases", head) for head in ("phase", "batch", "J/batch"))
     shown = {(name[0], batch[0]): joules[1] for name, batch, joules in zip(*columns, strict=True)}
     assert len(shown.keys() & phases.keys()) >= 8
     for key in shown.keys() & phases.keys():
         assert shown[key] == (None if phases[key] is None else repr(phases[key]))
-    totals = [r for r in rows if r["table"] == "total"]
-    for head, name in (("J", "energy_j"), ("s", "time_s"), ("EDP (J s)", "edp_js"), ("± U95 J", "u95_j")):
+    totals = [r for r in rows if r["kind"] == "total"]  # of unequal work, so that they stand by the sample
+    for head, name in (("J/sample", "j_per_sample"), ("s/sample", "s_per_sample"), ("samples/s", "samples_per_s")):
         assert [float(c[1]) for c in page.column("totals", head)] == [r[name] for r in totals]
-    whole = [r["energy_j"] for r in rows if r["table"] == "run"]
-    assert [float(c[1]) for c in page.column("recordings", "J")] == whole
+    u95 = [float(c[1]) for c in page.column("totals", "± U95 J/sample")]
+    assert u95 == [figure_of(r, "j_per_sample").u95 for r in totals]
+
+
+def test_a_recording_has_one_number_in_the_tile_and_in_the_table(made):
+    path, _, page = made
+    (whole,) = [r for r in rows_of(run_frame(path)) if r["kind"] == "run"]
+    figure, reach = figure_and_u95(whole["energy_j"], whole["u95_j"])
+    tile = page.texts.index(f"{figure} ")
+    assert [text for text in page.texts[tile : tile + 3] if text.strip()] == [f"{figure} ", "J", f"± {reach} J"]
+    for head, name in (("J", "energy_j"), ("± U95 J", "u95_j"), ("s", "time_s"), ("rest J", "rest_j")):
+        assert [float(c[1]) for c in page.column("recordings", head)] == [whole[name]]
 
 
 def test_the_page_asks_for_nothing(made):
@@ -147,8 +158,16 @@ def test_missing_readings_and_what_is_not_resolvable_are_said(tmp_path):
     line = LineSpec("gpu0.a", lambda at: np.full(len(at), 50.0), t_ns=t)
     a = {"model": "m", "batch_size": 8}
     phases = [PhaseSpec("a", 500 * MS, 2500 * MS, a), PhaseSpec("b", 3 * S + MS, 3 * S + MS + 1000, a)]
-    _, page = report([make_run(tmp_path / "r.h5", [line], phases, end_ns=4 * S)], tmp_path / "r.html")
-    assert "Not resolvable: 1 of 2 kinds of phases (b on gpu0)" in " ".join(page.texts)
+    path = make_run(tmp_path / "r.h5", [line], phases, end_ns=4 * S)
+    _, page = report([path], tmp_path / "r.html")
+    said = " ".join(page.texts)
+    assert "Not resolvable: 1 of 2 kinds of phases (b on gpu0)" in said
+    (missing_s,) = [r["missing_s"] for r in rows_of(run_frame(path)) if r["kind"] == "run"]
+    assert missing_s == pytest.approx(1.0, abs=0.01)
+    assert f"Readings are missing: {seconds(missing_s)} of 4 s, in r on gpu0." in said
+    assert "Readings are missing: for how long" in said
+    for table in ("recordings", "lines"):
+        assert float(page.column(table, "missing s")[0][1]) == pytest.approx(missing_s)
     assert ("–", None) in page.column("phases", "J/batch")
     assert float(page.column("lines", "longest gap s")[0][1]) == pytest.approx(1.002)
     assert documents(page)[0]["traces"][0]["gaps"] == [[998_000, 2_000_000]]

@@ -16,17 +16,18 @@ from simulated_node import SimulatedNode
 from powerd_analytics import cli, phase_table
 from powerd_analytics.cli import main
 from powerd_analytics.cli.info import describe_run, run_document
-from powerd_analytics.cli.tags import flat
 from powerd_analytics.clock_report import _edges, other_clocks
-from powerd_analytics.export import rows_to_json, to_csv, to_markdown
+from powerd_analytics.export import to_markdown
+from powerd_analytics.figures import frame_of, rows_of
 from powerd_analytics.idle import IdleRow
-from powerd_analytics.records import records_of
+from powerd_analytics.layouts import run_tables
+from powerd_analytics.results import totals
 from powerd_analytics.runs.run import (
     read_run,
     recalibrate,
 )
 from powerd_analytics.settings import settings_of
-from powerd_analytics.table import PhaseTable, rows_frame, table_frames
+from powerd_analytics.table import PhaseTable
 from powerd_analytics.uncertainty_table import budget_rows
 from powerd_analytics.verify import verify_sums
 from powerd_core.calibration import CalibrationFile, Point, SensorCalibration
@@ -156,18 +157,16 @@ def test_no_output_holds_a_zero_for_it(run_path: Path) -> None:
     table = phase_table(run)
     idle = (IdleRow("gpu1", "simulated", 5.0, 0.1, 5.0, 5.0, 1.0, ""),)
     both = PhaseTable(table.phases, table.totals, table.runs, idle)
-    for row in json.loads(rows_to_json(rows_frame(both))):
-        if row["device"] == "gpu1":
-            known = ("energy_j", "j_per_batch", "power_w", "u95_j", "edp_js", "idle_j", "above_idle_j", "rest_j")
-            assert [row[name] for name in known] == [None] * len(known)
-    assert ",gpu1," in to_csv(rows_frame(both))
-    (shown,) = [x for x in to_markdown(table_frames(table)).splitlines() if x.startswith("| gpu1")]
+    rows = [row for row in rows_of(frame_of(run, both)) if row["device"] == "gpu1"]
+    assert {row["kind"] for row in rows} == {"phase", "total", "run"}
+    known = ("energy_j", "j_per_batch", "power_w", "u95_j", "u_systematic_j", "edp_js", "idle_j", "above_idle_j",
+             "rest_j")  # fmt: skip
+    for row in rows:
+        assert [row[name] for name in known] == [None] * len(known)
+    (shown,) = [x for x in to_markdown(run_tables(frame_of(run, table))).splitlines() if x.startswith("| gpu1")]
     assert shown.split(" | ")[1:3] == ["1.000", "n.r."]
-    values = flat(table)
+    values = totals(run_path)
     assert [name for name in values if "gpu1" in name and not name.endswith(("/time_s", "/s_per_batch"))] == []
-    for record in records_of(run, table):
-        if record["device"] == "gpu1":
-            assert (record["energy_j"], record["j_per_batch"], record["u95_j"]) == (None, None, None)
     for budget in budget_rows(run, "gpu1"):
         assert (budget.energy_j, budget.u95_j, budget.parts) == (None, None, ())
     assert [f for f in verify_sums(run_path) if f.state == "wrong"] == []

@@ -1,6 +1,5 @@
-"""Records of runs: their columns, where each value comes from, and what is refused."""
+"""The frame of a run: its columns, where each value comes from, and what is refused."""
 
-import json
 import re
 
 import numpy as np
@@ -8,9 +7,13 @@ import pytest
 from make_campaign import one_run, with_attributes
 from make_run import MS, LineSpec, PhaseSpec, S, make_run, training
 
-from powerd_analytics.records import gpus_of, run_records
+from powerd_analytics.figures import gpus_of, rows_of, run_frame
 from powerd_analytics.runs.run import read_run
 from powerd_core.errors import AnalysisError
+
+
+def run_rows(path):
+    return rows_of(run_frame(path))
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +22,7 @@ def run(tmp_path_factory):
 
 
 def test_uncertainty_of_gflops_is_that_of_the_joules_it_divides_by(run):
-    records = run_records(run)
+    records = run_rows(run)
     total = next(r for r in records if r["kind"] == "total")
     both = [r for r in records if r["phase"] in ("forward", "backward") and r["batch_size"] == total["batch_size"]]
     joules = sum(r["j_per_batch"] for r in both)
@@ -34,7 +37,7 @@ def quantity(name, values, quantity, per_code, t_ns, detail=None):
     )  # fmt: skip
 
 
-def test_settings_come_from_the_driver_while_the_phases_ran_unless_attributes_say_them(tmp_path):
+def test_settings_come_from_the_driver_and_clocks_and_products_from_attributes_that_say_them(tmp_path):
     t = np.arange(0, 900 * MS, 100 * MS)
     clocks = np.where(t < 200 * MS, 300, 1410)  # idle, then the training
     lines = [
@@ -42,17 +45,19 @@ def test_settings_come_from_the_driver_while_the_phases_ran_unless_attributes_sa
         quantity("gpu0.memory_clock", 0 * clocks + 2600, "clock_hz", 1e6, t),
         quantity("gpu0.power_limit", 0 * clocks + 250_000, "power_limit_w", 1e-3, t),
     ]
-    seen = run_records(one_run(tmp_path / "a.h5", lines=lines))[0]
+    seen = run_rows(one_run(tmp_path / "a.h5", lines=lines))[0]
     assert (seen["device_name"], seen["power_cap_w"], seen["clock_hz"]) == ("NVIDIA X1", 250.0, 1.41e9)
     assert seen["clock_set"] is False
-    said = run_records(
+    said = run_rows(
         one_run(tmp_path / "b.h5", lines=lines, device_name="X2", power_cap_w=200, clock_mhz=1200, precision="fp16")
     )[0]
-    assert (said["device_name"], said["power_cap_w"], said["clock_hz"]) == ("X2", 200.0, 1.2e9)
+    assert (said["device_name"], said["power_cap_w"], said["clock_hz"]) == ("X2", 250.0, 1.2e9)
+    assert (said["power_cap_asked_w"], said["power_cap_basis"]) == (200.0, "enforced")
+    assert "phases say a cap of 200 W, the driver enforced 250 W" in said["note"]
     assert said["clock_set"] is True
-    assert json.loads(said["attributes"]) == {"precision": "fp16"}
-    without = run_records(one_run(tmp_path / "c.h5", lines=lines[:1]))[0]
-    assert without["power_cap_w"] == 300.0  # as the source found it
+    assert said["attribute_precision"] == "fp16"
+    without = run_rows(one_run(tmp_path / "c.h5", lines=lines[:1]))[0]
+    assert (without["power_cap_w"], without["power_cap_basis"]) == (300.0, "requested")  # as the source found it
 
 
 @pytest.mark.parametrize(
@@ -78,7 +83,7 @@ def test_two_models_under_one_name_in_a_run_are_refused(tmp_path):
     phases = [PhaseSpec("forward", (1 + i) * 100 * MS, (1 + i) * 100 * MS + 80 * MS, kinds[i]) for i in range(2)]
     path = make_run(tmp_path / "r.h5", [LineSpec("gpu0.a", tr.power())], phases, end_ns=S)
     with pytest.raises(AnalysisError, match="model 'm'"):
-        run_records(path)
+        run_rows(path)
 
 
 @pytest.mark.parametrize(
@@ -93,4 +98,4 @@ def test_a_figure_that_is_none_is_refused_with_file_row_and_attribute(tmp_path, 
     tr = with_attributes(training((64,), 5), **{name: value})
     path = make_run(tmp_path / "r.h5", [LineSpec("gpu0.a", tr.power())], tr.phases, end_ns=tr.end_ns)
     with pytest.raises(AnalysisError, match=re.escape(f"{path}: phase row 1 ('training'), attribute {name}")):
-        run_records(path)
+        run_rows(path)

@@ -1,7 +1,5 @@
 """A training over several machines: its files are found, told from repeats, and every joule is counted once."""
 
-import csv
-import io
 import json
 from itertools import count
 
@@ -13,23 +11,19 @@ from hypothesis import strategies as st
 from make_job import TRAINED, machine
 from make_run import S
 
-from powerd_analytics.campaign import RUNS, averaged, read_campaign
-from powerd_analytics.jobs import Member, jobs_of, merge_jobs
-from powerd_analytics.records import empty_record
+from powerd_analytics.figures import frame_from, rows_of
+from powerd_analytics.machines import Member, jobs_of, merge_machines
+from powerd_analytics.repeats import averaged
 from powerd_analytics.runs.run import read_run
 from powerd_analytics.table import phase_table
+from powerd_analytics.trainings import read_runs
 from powerd_core.errors import AnalysisError
 
 LENGTH_S = TRAINED.end_ns / S
 
 
-def of_kind(records, kind, **values):
-    return [r for r in records if r["kind"] == kind and all(r[k] == v for k, v in values.items())]
-
-
-def whole(records):
-    (job,) = [r for r in of_kind(records, "job") if r["machines"] is not None]
-    return job
+def of_kind(frame, kind, **values):
+    return [r for r in rows_of(frame) if r["kind"] == kind and all(r[k] == v for k, v in values.items())]
 
 
 @pytest.fixture(scope="module")
@@ -39,22 +33,24 @@ def pair(tmp_path_factory):
 
 
 class TestSums:
-    def test_the_job_is_the_sum_of_both_files_devices(self, pair):
-        records = read_campaign(pair)
-        devices = [row for p in pair for row in phase_table(read_run(p)).runs]
-        assert len(devices) == 4
-        job = whole(records)
-        assert job["energy_j"] == pytest.approx(sum(row.energy_j for row in devices), rel=1e-12)
-        assert job["devices_j"] == pytest.approx(job["energy_j"], rel=1e-12)
-        assert abs(job["residual_j"]) <= 1e-9 * job["energy_j"]
-        assert (job["device"], job["ranks"], job["machines"], job["note"]) == ("gpu0+gpu1 of 2 machines", 4, 2, "")
-        parts = [r for r in of_kind(records, "job") if r["machine"] is not None]
-        assert [(r["machine"], r["host"], r["ranks"]) for r in parts] == [(0, "host0", 2), (1, "host1", 2)]
-        assert sum(r["energy_j"] for r in parts) == pytest.approx(job["energy_j"], rel=1e-12)
-        assert sum(r["energy_j"] for r in of_kind(records, "rank")) == pytest.approx(job["energy_j"], rel=1e-12)
+    def test_the_total_is_the_sum_of_both_files_devices(self, pair):
+        frame = read_runs(pair)
+        tables = [phase_table(read_run(p)) for p in pair]
+        (total,) = of_kind(frame, "total")
+        assert len([row for table in tables for row in table.runs]) == 4
+        expected = sum(row.energy_j for table in tables for row in table.totals)
+        assert total["energy_j"] == pytest.approx(expected, rel=1e-12)
+        assert (total["device"], total["ranks"], total["machines"]) == ("gpu0+gpu1 of 2 machines", 4, 2)
+        assert total["note"] == ""
+        # Whole recordings stay machine by machine.
+        runs = of_kind(frame, "run")
+        assert [(r["host"], r["device"]) for r in runs] == [(f"host{m}", f"gpu{k}") for m in (0, 1) for k in (0, 1)]
+        ranks = of_kind(frame, "rank", phase="forward")
+        assert [r["rank"] for r in ranks] == [0, 1, 2, 3]
+        assert {r["iterations"] for r in ranks} == {6}
 
     def test_phases_are_joules_of_all_ranks_and_seconds_of_one(self, pair):
-        records = read_campaign(pair)
+        records = read_runs(pair)
         tables = [phase_table(read_run(p)) for p in pair]
         for name in ("forward", "backward", "update", "iteration"):
             (row,) = of_kind(records, "phase", phase=name)
@@ -76,18 +72,13 @@ class TestSums:
     def test_a_board_that_both_recorders_read_counts_once(self, tmp_path):
         paths = [machine(tmp_path / "a.h5", 0, shared=True, with_gpus=False),
                  machine(tmp_path / "b.h5", 1, shared=True, with_gpus=False, longer_ns=S)]  # fmt: skip
-        records = read_campaign(paths)
-        longest = phase_table(read_run(paths[1])).runs[0].energy_j
-        job = whole(records)
-        assert job["devices_j"] == pytest.approx(longest, rel=1e-12)
-        assert job["energy_j"] == pytest.approx(longest, rel=1e-12)
+        records = read_runs(paths)
+        longest = phase_table(read_run(paths[1]))
+        (total,) = of_kind(records, "total")
+        assert total["energy_j"] == pytest.approx(longest.totals[0].energy_j, rel=1e-3)
         (run,) = of_kind(records, "run")
         assert (run["run"], run["note"]) == ("b", "a recorded it as well: it counts once")
-        ranks = of_kind(records, "rank")
-        assert [(r["rank"], r["sharing"]) for r in ranks] == [(0, 4), (1, 4), (2, 4), (3, 4)]
-        for r in ranks:
-            assert r["energy_j"] == pytest.approx(longest / 4)
-            assert r["phases_j"] + r["rest_j"] + r["residual_j"] == pytest.approx(r["energy_j"])
+        assert run["energy_j"] == pytest.approx(longest.runs[0].energy_j, rel=1e-12)
         # Both machines did the same at once: a phase of all four ranks is the whole device for its length.
         (forward,) = of_kind(records, "phase", phase="forward")
         assert (forward["note"], of_kind(records, "total")[0]["note"]) == ("", "")
@@ -98,8 +89,8 @@ class TestSums:
         paths = [machine(tmp_path / f"{i}.h5", i) for i in range(2)]
         with h5py.File(paths[1], "r+") as file:
             file["lines/gpu0.nvml/flags"][:] = 1
-        records = read_campaign(paths)
-        assert (whole(records)["energy_j"], whole(records)["devices_j"]) == (None, None)
+        records = read_runs(paths)
+        assert of_kind(records, "total")[0]["energy_j"] is None
         (forward,) = of_kind(records, "phase", phase="forward")
         assert forward["j_per_batch"] is None
         assert "no joules of gpu0 of 1" in forward["note"]
@@ -112,33 +103,27 @@ class TestSums:
             max_size=4,
         )
     )
-    def test_ranks_are_devices_whatever_their_numbers(self, machines):
+    def test_the_sum_is_that_of_the_devices_whatever_their_numbers(self, machines):
         records, world = [], sum(n for m in machines for n, _, _ in m)
         first = 0
         for i, devices in enumerate(machines):
             numbers = list(range(first, first + sum(n for n, _, _ in devices)))
             first += len(numbers)
-            common = empty_record() | {"path": f"{i}.h5", "run": f"{i}", "run_id": f"{i}", "host": f"h{i}", "gpus": 1,
-                                       "job": "slurm 7.0", "world_size": world, "rank_numbers": json.dumps(numbers),
-                                       "provenance": "measured"}  # fmt: skip
-            number = iter(numbers)
-            for d, (n, energy_j, _) in enumerate(devices):
-                mine = {"device": f"gpu{d}", "sensors": f'["{i}/gpu{d}"]', "gpu": f'["{i}{d}"]'}
-                records.append(common | mine | {"kind": "run", "energy_j": energy_j, "time_s": 9.0})
-                records += [
-                    common | mine | {"kind": "rank", "rank": next(number), "sharing": n, "energy_j": energy_j / n}
-                    for _ in range(n)
-                ]
-            names = [f"gpu{d}" for d in range(len(devices))]
-            records.append(common | {
-                "kind": "job", "device": "+".join(names), "ranks": len(numbers), "gpu": "[]",
-                "sensors": json.dumps([f"{i}/{name}" for name in names]),
-            })  # fmt: skip
-        job = whole(merge_jobs(records))
-        expected = sum(energy for m in machines for _, energy, _ in m)
-        assert job["energy_j"] == pytest.approx(expected, rel=1e-9)
-        assert job["devices_j"] == pytest.approx(expected, rel=1e-9)
-        assert (job["ranks"], job["machines"]) == (world, len(machines))
+            common = {
+                "path": f"{i}.h5", "run": f"{i}", "run_id": f"{i}", "host": f"h{i}", "gpus": 1, "job": "slurm 7.0",
+                "world_size": world, "rank_numbers": " ".join(map(str, numbers)), "provenance": "measured",
+                "ranks": len(numbers), "is_lower_bound": False, "runs": 1, "time_s": 9.0, "iterations": 3,
+            }  # fmt: skip
+            for d, (n, energy_j, u_j) in enumerate(devices):
+                own = {"device": f"gpu{d}", "device_ids": f"line:{i}/gpu{d} gpu:{i}{d}", "sharing": n}
+                own |= {"energy_j": energy_j, "u_statistical_j": 0.0, "u_systematic_j": u_j}
+                records += [common | own | {"kind": kind} for kind in ("total", "run")]
+            records += [common | {"kind": "rank", "rank": number, "s_per_batch": 3.0} for number in numbers]
+        (total,) = of_kind(merge_machines(frame_from(records)), "total")
+        every = [d for m in machines for d in m]
+        assert total["energy_j"] == pytest.approx(sum(energy for _, energy, _ in every), rel=1e-9)
+        assert total["u_systematic_j"] == pytest.approx(sum(u**2 for _, _, u in every) ** 0.5, rel=1e-9, abs=1e-12)
+        assert (total["ranks"], total["machines"], total["iterations"]) == (world, len(machines), 3)
 
 
 class TestRecognition:
@@ -148,16 +133,15 @@ class TestRecognition:
             for number in range(2):
                 begin_s = repeat * (LENGTH_S + 0.1) - 0.3 * number
                 paths.append(machine(tmp_path / f"{repeat}.{number}.h5", number, begin_s=begin_s))
-        records = read_campaign(sorted(paths, key=lambda p: p.name[2]))
-        jobs = [r for r in of_kind(records, "job") if r["machines"] is not None]
-        assert [r["run"] for r in jobs] == [f"{i}.0; {i}.1" for i in range(3)]
-        (total,) = averaged(of_kind(records, "total"))
-        assert total[RUNS] == 3
+        records = read_runs(sorted(paths, key=lambda p: p.name[2]))
+        assert [r["run"] for r in of_kind(records, "total")] == [f"{i}.0; {i}.1" for i in range(3)]
+        (total,) = of_kind(averaged(records), "total")
+        assert total["runs"] == 3
         assert total["energy_j"] == pytest.approx(of_kind(records, "total")[0]["energy_j"], rel=1e-6)
 
     def test_a_slurm_step_is_one_job_whatever_its_clocks_say(self, tmp_path):
         paths = [machine(tmp_path / f"{i}.h5", i, job="slurm 7.0", begin_s=1e5 * i) for i in range(2)]
-        assert whole(read_campaign(paths))["machines"] == 2
+        assert of_kind(read_runs(paths), "total")[0]["machines"] == 2
 
     @given(st.data())
     def test_no_rank_is_in_a_job_twice(self, data):
@@ -167,7 +151,7 @@ class TestRecognition:
             begin = data.draw(st.floats(0, 100))
             ranks = data.draw(st.frozensets(st.integers(0, 7), min_size=1, max_size=4))
             job = data.draw(st.sampled_from(["slurm 1.0", "torchrun none at h:1", "ranks at h:2"]))
-            members.append(Member(f"{next(names)}", job, 8, ranks, begin, begin + data.draw(st.floats(0, 50)), []))
+            members.append(Member(f"{next(names)}", job, 8, ranks, begin, begin + data.draw(st.floats(0, 50)), None))
         jobs = jobs_of(members)
         assert sorted(m.path for job in jobs for m in job) == sorted(m.path for m in members)
         for job in jobs:
@@ -182,10 +166,10 @@ class TestByHand:
         assert (code, out) == (2, "")
         assert "do not say of which launch they are" in err
         assert "--job" in err
-        code, out, _ = joules(capsys, "tables", *paths, "--job", "--table", "jobs", "--format", "csv")
-        rows = list(csv.DictReader(io.StringIO(out)))
-        assert [r["machine"] for r in rows] == ["0", "1", ""]
-        assert float(rows[2]["energy_j"]) == pytest.approx(sum(float(r["energy_j"]) for r in rows[:2]))
+        code, out, _ = joules(capsys, "tables", *paths, "--job", "--table", "totals", "--format", "json")
+        (row,) = json.loads(out)
+        expected = sum(t.energy_j for p in paths for t in phase_table(read_run(p)).totals)
+        assert row["energy_j"] == pytest.approx(expected)
 
     @pytest.mark.parametrize(
         ("numbers", "machines", "text"),
@@ -200,7 +184,7 @@ class TestByHand:
             machine(tmp_path / f"{k}.h5", n, machines=m) for k, (n, m) in enumerate(zip(numbers, machines, strict=True))
         ]
         with pytest.raises(AnalysisError, match=text):
-            read_campaign(paths, is_one_job=True)
+            read_runs(paths, is_one_job=True)
 
 
 class TestCommands:
@@ -214,13 +198,11 @@ class TestCommands:
             assert code == 0, err
             return json.loads(out)
 
-        (total,) = of_kind(read_campaign(paths), "total")
+        (total,) = of_kind(read_runs(paths), "total")
         (row,) = answer(ask)
         assert row["n"] == 1
         assert row["j"] == pytest.approx(total["energy_j"])
-        assert [r["machine"] for r in answer("select machine from jobs order by machine")] == [0, 1, None]
-        assert read_campaign([tmp_path / "index.parquet"]) == read_campaign([tmp_path])
+        assert rows_of(read_runs([tmp_path / "index.parquet"])) == rows_of(read_runs([tmp_path]))
         paths[1].unlink()
         assert joules(capsys, "index", tmp_path, "--jobs", "1")[0] == 0
-        assert answer(ask)[0]["n"] == 2
-        assert answer("select count(*) n from jobs")[0]["n"] == 1
+        assert answer(ask)[0]["n"] == 2  # a part of which no other is there has a total for each GPU

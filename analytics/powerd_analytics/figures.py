@@ -1,0 +1,963 @@
+"""The frame of figures: one row for each row of a run's table, the same columns for one run, for many, and for sums.
+
+A `Frame` is a pandas frame with one dtype a column. A figure is several columns: its value, the two parts of its
+standard uncertainty, the shape of the systematic one and the degrees of freedom of the statistical one. Attributes of
+the phases that have no column of their own follow as ``attribute_NAME``.
+
+Rows are put together in two ways, each with a rule a column in `COLUMNS`: repeats are averaged
+(`powerd_analytics.repeats`), GPUs and machines of one training are added up (`powerd_analytics.trainings`). What
+follows from joules and seconds (power, products, figures of a sample) is worked out again afterwards: `worked_out`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import dropwhile
+from math import hypot, inf, isclose, isfinite, isnan, sqrt
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from powerd_analytics.energy.uncertainty import expanded, known, one_rectangle
+from powerd_analytics.export import Cell, Column, Kind, Table, encodable, is_number, make_table
+from powerd_analytics.metrics import eds, gflops_per_w_paper
+from powerd_analytics.runs.in_force import Enforced
+from powerd_analytics.runs.phases import (
+    ENFORCED_CAP,
+    EXECUTED,
+    OPERATIONS,
+    PhaseClass,
+    is_number_cell,
+    kept,
+    number,
+)
+from powerd_analytics.runs.ranks import Ranks, device_identity, ranks_of
+from powerd_analytics.runs.run import Progress, Run, no_progress, pick, read_run, recalibrate
+from powerd_analytics.settings import settings_of
+from powerd_analytics.table import (
+    LAYER,
+    Group,
+    GroupKey,
+    PhaseRow,
+    PhaseTable,
+    Row,
+    RunRow,
+    TotalRow,
+    above_idle,
+    check_rows,
+    group_key,
+    groups_of,
+    iterations_of,
+    labels_of,
+    phase_table,
+    quoted,
+    stretches_of,
+)
+from powerd_analytics.text import joined, parsed
+from powerd_analytics.wall_clock import begin_unix_s
+from powerd_core.errors import AnalysisError, ConfigError
+from powerd_core.text import printable
+
+Frame: TypeAlias = pd.DataFrame
+Record = dict[str, Cell]
+"""One row of a frame, to read: None where there is no value."""
+Values = NDArray[np.float64]
+
+FRAME_VERSION = 2
+"""Rises when a column changes its meaning or goes; new columns do not raise it."""
+
+# -- columns -----------------------------------------------------------------------------------------------------------
+
+Rule = Literal["first", "all", "mean", "sum", "least", "greatest", "any", "again", "none"]
+"""What rows that are put together have in a column: the first one's value; all texts, each once; the mean, the sum, the
+least or the greatest of the values; whether any has it; what is worked out again from the others; or nothing."""
+
+# name, kind, units, rule for repeats, rule for parts of a training, meaning, heading, sign before a bound
+_COLUMNS: tuple[tuple[Any, ...], ...] = (
+    ("kind", "text", "", "first", "first",
+     "phase: mean of one kind of phase; total: all phases of a group; run: the recording; rank: seconds of one rank"),
+    ("run", "text", "", "all", "first", "file name without suffix"),
+    ("path", "text", "", "all", "first", "the run file"),
+    ("run_id", "text", "", "all", "first", "the recording's own id"),
+    ("created_utc", "text", "", "all", "first", "when it began, wall clock"),
+    ("host", "text", "", "first", "first", "the machine that trained"),
+    ("program", "text", "", "first", "first",
+     "the command without interpreter, folders, seeds, output paths and the run file's own name"),
+    ("model", "text", "", "first", "first", "attribute of the phases"),
+    ("batch_size", "number", "1", "first", "first", "attribute of the phases", "batch"),
+    ("gpus", "integer", "1", "first", "first",
+     "attribute of the phases, else GPUs that processes say they use, else ranks, else 1"),
+    ("ranks", "integer", "1", "first", "first",
+     "processes of a job in the run; each with a batch of its own where more than one"),
+    ("rank", "integer", "1", "first", "first", "of kind rank: which one"),
+    ("sharing", "integer", "1", "first", "none", "ranks that share the device"),
+    ("ranks_counted", "integer", "1", "first", "first",
+     "of totals: ranks that share the device and whose iterations are counted"),
+    ("job", "text", "", "first", "first", "how the launcher names the training"),
+    ("world_size", "integer", "1", "first", "first", "ranks of the whole training, as the launcher says"),
+    ("rank_numbers", "text", "", "first", "first", "the ranks whose processes are in the run"),
+    ("machines", "integer", "1", "first", "first", "of a training's sums: machines whose runs are added up"),
+    ("job_machines", "integer", "1", "first", "first", "machines of the whole training, as the launcher says"),
+    ("begin_unix_s", "number", "s", "first", "none",
+     "when a part of a training began, by that machine's wall clock, since 1970"),
+    ("device", "text", "", "first", "first", "whose joules they are"),
+    ("device_ids", "text", "", "first", "none",
+     "of a part of a training: the device's lines by board and start of its powerd, and the GPUs that it is"),
+    ("device_name", "text", "", "first", "first",
+     "product, as the driver names it, else attribute of the phases", "product"),
+    ("provenance", "text", "", "first", "first", "measured, modelled or simulated"),
+    ("power_cap_w", "number", "W", "mean", "mean", "what the driver enforced while they ran; where no driver tells, "
+     "power_cap_asked_w, else the limit when the driver's source was opened", "cap W"),
+    ("power_cap_basis", "text", "", "first", "first", "where that comes from: enforced, stated or requested"),
+    ("power_cap_asked_w", "number", "W", "first", "first", "attribute power_cap_w of the phases: a label"),
+    ("power_cap_in_run", "text", "", "first", "first",
+     "in a run in which the cap changed: which of its caps; changing: between two"),
+    ("clock_hz", "number", "Hz", "mean", "none",
+     "SM clock that was set, else median of what was observed while they ran", "clock MHz"),
+    ("clock_set", "flag", "", "first", "first", "clock_hz was chosen, not observed"),
+    ("phase", "text", "", "first", "first", "name of the phase"),
+    ("phase_path", "text", "", "first", "first", "with the phases around it", "phase"),
+    ("timing", "text", "", "first", "first", "host, host-synchronised or device"),
+    ("method", "text", "", "all", "first", "how the joules were found, where that is said"),
+    ("iterations", "integer", "1", "sum", "first", "phases that ended; of totals and runs, batches", "n"),
+    ("n", "integer", "1", "sum", "first", "of phases: how many of them the joules are the mean of", "n"),
+    ("s_per_batch", "number", "s", "mean", "greatest", "mean duration of one phase; of totals, time_s / iterations",
+     "s/batch"),
+    ("u_s_per_batch", "number", "s", "again", "first",
+     "standard uncertainty of that mean by the spread of the phases, or of repeats; where there is none, of time_s"),
+    ("s_per_batch_min", "number", "s", "least", "least", "of a training's sums: the same of the fastest rank",
+     "fastest rank s"),
+    ("s_per_batch_max", "number", "s", "greatest", "greatest", "of a training's sums: the same of the slowest rank",
+     "slowest rank s"),
+    ("j_per_batch", "number", "J", "again", "again",
+     "mean joules of one phase; of totals, energy_j / iterations", "J/batch", "≥"),
+    ("u95_j", "number", "J", "again", "again",
+     "95 % interval of j_per_batch (phase) or energy_j (total, run)", "± U95 J"),
+    ("u_statistical_j", "number", "J", "again", "again", "standard uncertainty of the same, what averages out"),
+    ("u_systematic_j", "number", "J", "again", "again", "standard uncertainty of the same, what repeats share"),
+    ("rectangle_j", "number", "J", "again", "again",
+     "the part of u_systematic_j that is a limit, as the standard uncertainty of one rectangle"),
+    ("degrees_of_freedom", "number", "1", "again", "again",
+     "of the statistical uncertainties of the row; nothing where these are known by more than repeats"),
+    ("sd_s", "number", "s", "none", "none",
+     "spread of the single phases of a run: their standard deviation, no uncertainty", "sd s"),
+    ("sd_j", "number", "J", "none", "none", "the same of their joules, noise of the sensor included", "sd J"),
+    ("power_w", "number", "W", "again", "again", "joules over seconds", "W", "≥"),
+    ("samples_per_s", "number", "1/s", "mean", "first", "batch_size over seconds", "samples/s"),
+    ("time_s", "number", "s", "mean", "greatest", "duration of the total or the run", "s"),
+    ("energy_j", "number", "J", "again", "again", "joules of the total or the run", "J", "≥"),
+    ("edp_js", "number", "J s", "again", "again", "energy_j x time_s; of phases, j_per_batch x s_per_batch",
+     "EDP (J s)", "≥"),
+    ("ed2p_js2", "number", "J s2", "again", "again", "energy_j x time_s²; of phases, of their means", "ED2P (J s²)",
+     "≥"),
+    ("j_per_sample", "number", "J", "again", "again",
+     "j_per_batch over batch_size; of ranks that are added up, over all their batches", "J/sample", "≥"),
+    ("samples_per_j", "number", "1/J", "again", "again", "one over that", "samples/J", "≤"),
+    ("s_per_sample", "number", "s", "again", "again", "s_per_batch over the same", "s/sample"),
+    ("edp_per_sample_js", "number", "J s", "again", "again", "j_per_sample x s_per_sample", "EDP/sample (J s)", "≥"),
+    ("eds", "number", "1", "again", "again",
+     "of totals: energy-delay sum of a sample, k = 2, 1 at the first of the same model", "EDS", "≥"),
+    ("operations_per_sample", "number", "1", "first", "first",
+     "attribute of the phases: operations of one forward pass, one sample"),
+    ("operations_executed_per_sample", "number", "1", "first", "first",
+     "attribute of the phases: operations that forward and backward run for one sample"),
+    ("gflops_per_w", "number", "1e9/J", "again", "again",
+     "operations per joule / 1e9; where GPUs share a batch, of one GPU's share of them", "GFLOPS/W (paper)", "≤"),
+    ("u_statistical_gflops_per_w", "number", "1e9/J", "again", "again",
+     "standard uncertainty of that, what averages out"),
+    ("u_systematic_gflops_per_w", "number", "1e9/J", "again", "again",
+     "standard uncertainty of that, what repeats share"),
+    ("gflops_per_w_executed", "number", "1e9/J", "again", "again",
+     "gflops_per_w by the operations that are executed", "GFLOPS/W (executed)", "≤"),
+    ("gflops_convention", "text", "", "again", "first",
+     "paper: forward and backward count the operations once each"),
+    ("gflops_basis", "text", "", "again", "first", "whose joules it divides by", "over the joules of"),
+    ("phases_j", "number", "J", "mean", "none", "of runs: joules in the outermost phases", "phases J", "≥"),
+    ("rest_j", "number", "J", "mean", "sum", "joules in no phase", "rest J", "≥"),
+    ("missing_s", "number", "s", "mean", "sum", "seconds without readings", "missing s"),
+    ("off_by_j", "number", "J", "mean", "sum",
+     "the most that missing readings can have done; the 95 % interval holds what they are likely to have done"),
+    ("is_lower_bound", "flag", "", "any", "any",
+     "a line stood at full scale: joules are the least they can be"),
+    ("note", "text", "", "all", "all", "why a number is missing or weaker"),
+    ("runs", "integer", "1", "sum", "first", "how many recordings the row is the mean of", "runs"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """How rows are put together in one column."""
+
+    repeats: Rule
+    parts: Rule
+
+
+COLUMNS: dict[str, Column] = {c[0]: Column(c[0], c[1], c[2], *c[5:]) for c in _COLUMNS}
+COLUMNS["is_lower_bound"] = replace(COLUMNS["is_lower_bound"], is_hidden=True)
+COLUMNS["u95_j"] = replace(COLUMNS["u95_j"], is_uncertainty=True)
+RULES: dict[str, Rules] = {c[0]: Rules(c[3], c[4]) for c in _COLUMNS}
+
+ATTRIBUTE = "attribute_"
+"""What the columns of the phases' other attributes begin with."""
+COST = "cost_"
+"""What a column of money begins with; its currency follows."""
+_DERIVED = {
+    column.name: column
+    for column in (
+        Column("s_per_training", "number", "s", heading="s/training"),
+        Column("j_per_training", "number", "J", heading="J/training", sign="≥"),
+        Column("co2_g", "number", "g", heading="g CO2e", sign="≥"),
+        Column("cost", "number", heading="cost", sign="≥"),
+        Column("u95_s_per_batch", "number", "s", heading="± U95 s", is_uncertainty=True),
+        Column("u95_j_per_batch", "number", "J", heading="± U95 J", is_uncertainty=True),
+        Column("u95_edp_js", "number", "J s", heading="± U95 J s", is_uncertainty=True),
+        Column("u95_gflops_per_w", "number", "1e9/J", heading="± U95", is_uncertainty=True),
+        Column("idle_w", "number", "W", "power while idle", "idle W"),
+        Column("idle_j", "number", "J", "joules that idling for as long would have taken", "J idle"),
+        Column("above_idle_j", "number", "J", "joules above that", "J above idle", "≥"),
+        Column("above_idle_u95_j", "number", "J", "", "± U95 above idle", is_uncertainty=True),
+    )
+}
+_DTYPES: dict[Kind, str] = {"text": "string", "integer": "Int64", "number": "float64", "flag": "boolean"}
+
+
+def column(name: str, heading: str = "") -> Column:
+    """A column of a frame, or of what is derived from it: ``u95_`` before a name is its expanded uncertainty."""
+    plain = name.removeprefix("u95_")
+    if plain.startswith(COST):
+        currency = plain.removeprefix(COST).upper()
+        found = Column(name, "number", currency, heading=currency, sign="≥")
+    elif name.startswith(ATTRIBUTE):
+        found = Column(name, "text", heading=name.removeprefix(ATTRIBUTE), missing="")
+    else:
+        every = COLUMNS | _DERIVED
+        found = every.get(name) or every.get(plain) or Column(name, "number")
+    if plain != name and not found.is_uncertainty:
+        found = replace(found, heading=f"± U95 {found.heading or plain}", sign="", is_uncertainty=True)
+    return replace(found, name=name, heading=heading or found.heading or name)
+
+
+def frame_from(records: Iterable[Mapping[str, Any]]) -> Frame:
+    """A frame of rows by name: every column of `COLUMNS` in order, then those that rows have beside them."""
+    rows = list(records)
+    names = dict.fromkeys([*COLUMNS, *(name for row in rows for name in row)])
+    return typed(pd.DataFrame({name: pd.Series([row.get(name) for row in rows], dtype=object) for name in names}))
+
+
+def typed(frame: Frame) -> Frame:
+    """The same with one dtype a column. Attributes are numbers or flags where all of them are, else texts as
+    `attribute_cell` says, so that what they are follows from the rows alone, however often these were put together."""
+    columns = {}
+    for name in frame.columns:
+        values = frame[name]
+        kind: Kind = (COLUMNS | _DERIVED).get(name, Column(name, "number")).kind
+        if values.dtype == object and (name.startswith(ATTRIBUTE) or kind == "text"):
+            cells = [None if _is_missing(v) else v for v in values]
+            columns[name] = _attribute(cells) if name.startswith(ATTRIBUTE) else _texts(cells)
+        elif name.startswith(ATTRIBUTE) or str(values.dtype) == _DTYPES[kind]:
+            columns[name] = values
+        else:
+            columns[name] = values.astype(_DTYPES[kind])
+    return pd.DataFrame({name: values.array for name, values in columns.items()})
+
+
+def _is_missing(value: Any) -> bool:
+    # Not pandas' own question, which of a list would be one for each element.
+    return value is None or value is pd.NA or (isinstance(value, float) and isnan(value))
+
+
+def _texts(cells: Sequence[Cell]) -> pd.Series:
+    return pd.Series([None if v is None else encodable(str(v)) for v in cells], dtype="string")
+
+
+_FLAGS = {"True": True, "False": False}
+
+
+def attribute_cell(value: Any) -> Cell:
+    """An attribute of phases as a cell: a list as JSON; a text that reads like a number or a flag in quotes, as it is
+    another value than these, which stand without quotes beside texts."""
+    if isinstance(value, list | tuple | dict):
+        return json.dumps(value)
+    if isinstance(value, str):
+        return f'"{value}"' if value in _FLAGS else quoted(value)
+    return value if value is None or isinstance(value, bool | int | float) else str(value)
+
+
+def _attribute(cells: Sequence[Cell]) -> pd.Series:
+    plain = [_unquoted(v) if isinstance(v, str) else v for v in cells]
+    there = [v for v in plain if v is not None]
+    if all(isinstance(v, bool) for v in there):
+        return pd.Series(plain, dtype="boolean")
+    if all(is_number_cell(v) for v in there):
+        return pd.Series(plain, dtype="float64")
+    return _texts([repr(float(v)).removesuffix(".0") if is_number_cell(v) else v for v in plain])
+
+
+def _unquoted(text: str) -> Cell:
+    """The number or the flag that stands as a text beside other texts."""
+    return float(text) if is_number(text) else _FLAGS.get(text, text)
+
+
+def together(frames: Sequence[Frame]) -> Frame:
+    """Frames one below the other."""
+    some = [frame for frame in frames if len(frame)] or list(frames[:1])
+    if len(some) == 1:
+        return some[0].reset_index(drop=True)
+    dtypes: dict[Any, list[str]] = {}
+    for frame in some:
+        for name, dtype in frame.dtypes.items():
+            dtypes.setdefault(name, []).append(str(dtype))
+    alike = [name for name, own in dtypes.items() if len(own) == len(some) and len(set(own)) == 1]
+    every = pd.concat([frame[alike] for frame in some], ignore_index=True)
+    columns = {name: every[name] if name in every else _of_several_types(some, name) for name in dtypes}
+    return typed(pd.DataFrame(columns))
+
+
+def _of_several_types(frames: Sequence[Frame], name: str) -> pd.Series:
+    parts = (frame[name].tolist() if name in frame else [None] * len(frame) for frame in frames)
+    return pd.Series([value for part in parts for value in part], dtype=object)
+
+
+def rows_of(frame: Frame) -> list[Record]:
+    """The rows, to read; None where there is no value, and whole batch sizes as whole numbers."""
+    # Column by column: of a frame with so many types, pandas' own way takes two to three times as long.
+    columns: dict[str, list[Cell]] = {}
+    for name in frame.columns:
+        cells = frame[name].to_numpy(object, na_value=None).tolist()
+        is_setting = name == "batch_size" or name.startswith(ATTRIBUTE)
+        columns[name] = [int(v) if is_setting and isinstance(v, float) and v.is_integer() else v for v in cells]
+    return [dict(zip(columns, cells, strict=True)) for cells in zip(*columns.values(), strict=True)]
+
+
+def number_of(record: Mapping[str, Cell], name: str) -> float | None:
+    """A cell that is a number, else None."""
+    value = record.get(name)
+    return float(value) if is_number_cell(value) else None
+
+
+def attributes_in(frame: Frame) -> list[str]:
+    """The columns of attributes."""
+    return [name for name in frame.columns if name.startswith(ATTRIBUTE)]
+
+
+def factors_in(names: Iterable[str]) -> list[str]:
+    """Of some columns, those of attributes that part cells: a seed or an output path never does."""
+    attributes = [name for name in names if name.startswith(ATTRIBUTE)]
+    return [name for name in attributes if not NO_FACTOR.fullmatch(name.removeprefix(ATTRIBUTE))]
+
+
+def is_known(frame: Frame, name: str) -> NDArray[np.bool_]:
+    """[rows] where a column has a value; nowhere where the frame has no such column."""
+    return np.asarray(frame[name].notna()) if name in frame else np.zeros(len(frame), bool)
+
+
+def floats(frame: Frame, name: str) -> Values:
+    """[rows] a column of numbers; NaN where there is none."""
+    return np.asarray(frame[name].astype("float64")) if name in frame else np.full(len(frame), np.nan)
+
+
+def of_kind(frame: Frame, *kinds: str) -> Frame:
+    """The rows of these kinds."""
+    return frame[frame["kind"].isin(kinds)].reset_index(drop=True)
+
+
+def table_from(
+    frame: Frame, name: str, title: str, names: Sequence[str], notes: Sequence[str] = (),
+    headings: Mapping[str, str] | None = None,
+) -> Table:  # fmt: skip
+    """A table of some columns of a frame."""
+    columns = [column(n, heading=(headings or {}).get(n, "")) for n in names]
+    return make_table(name, title, columns, rows_of(frame), notes)
+
+
+# -- looking into a frame ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """``COLUMN=VALUE``: numbers compare as numbers, other cells as text."""
+
+    column: str
+    value: str
+
+    def holds(self, cell: str) -> bool:
+        """Whether a cell is that value."""
+        value, wanted = parsed(cell), parsed(self.value)
+        is_number = value is not None and wanted is not None and isclose(value, wanted, rel_tol=1e-9)
+        return is_number or cell == self.value
+
+    def __str__(self) -> str:
+        return printable(f"{self.column}={self.value}", limit=120)
+
+
+def parse_condition(option: str, text: str) -> Condition:
+    """``COLUMN=VALUE``, at the first ``=``. Raises `ConfigError`."""
+    column, equals, value = (piece.strip() for piece in text.partition("="))
+    if not (column and equals):
+        raise ConfigError(f"{option} {printable(text)}: is not COLUMN=VALUE, as in power_cap_w=260")
+    return Condition(column, value)
+
+
+_ALIASES = {
+    "batch": "batch_size", "cap": "power_cap_w", "clock": "clock_hz", "generation": "device_name",
+    "product": "device_name", "path": "phase_path",
+}  # fmt: skip
+
+
+def dimension(name: str, frame: Frame) -> str:
+    """The column that is meant by a name on the command line: an alias, with dashes, or an attribute of the phases.
+
+    Raises `AnalysisError` with a suggestion for an unknown one.
+    """
+    meant = name.strip().replace("-", "_")
+    meant = _ALIASES.get(meant, meant)
+    attributes = {n.removeprefix(ATTRIBUTE): n for n in attributes_in(frame)}
+    if meant not in COLUMNS and name.strip() in attributes:
+        return attributes[name.strip()]
+    picked = pick(meant, [*COLUMNS, *attributes], "column")
+    return picked if picked in COLUMNS else attributes[picked]
+
+
+def where(frame: Frame, conditions: Sequence[str]) -> Frame:
+    """The rows for which every ``COLUMN=VALUE`` holds. Raises `AnalysisError` for one that none fulfils."""
+    for text in conditions:
+        condition = parse_condition("--where", text)
+        name = dimension(condition.column, frame)
+        values = ["" if row[name] is None else str(row[name]) for row in rows_of(frame[[name]])]
+        frame = frame[[condition.holds(value) for value in values]].reset_index(drop=True)
+        if frame.empty:
+            there = ", ".join(dict.fromkeys(filter(None, values))) or "no value"
+            raise AnalysisError(f"--where {condition}: no row has it; {name.removeprefix(ATTRIBUTE)} is {there}")
+    return frame
+
+
+# -- a figure with its uncertainty -------------------------------------------------------------------------------------
+
+_BY_TIME = ("s_per_batch", "samples_per_s", "s_per_sample", "s_per_training", "time_s")
+VALUES = (*_BY_TIME, "power_w", "energy_j", "edp_js", "j_per_batch", "j_per_sample", "edp_per_sample_js",
+          "j_per_training", "gflops_per_w")  # fmt: skip
+"""Columns that are figures: a cell of a pivot can hold them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A value with the two parts of its standard uncertainty, in its own unit; None where a part is not known."""
+
+    value: float
+    u_statistical: float | None = None
+    u_systematic: float | None = None
+    rectangle: float = 0.0
+    """The one rectangle that the limits within ``u_systematic`` amount to."""
+    degrees_of_freedom: float = inf
+    """Of ``u_statistical``: n - 1 for the mean of n repeats."""
+    is_lower_bound: bool = False
+    """Known from one side: joules and what grows with them at least, figures per joule at most."""
+
+    @property
+    def u95(self) -> float | None:
+        """Expanded uncertainty; None where nothing is known of it or the value is a bound."""
+        if self.is_lower_bound or (self.u_statistical is None and self.u_systematic is None):
+            return None
+        return float(
+            expanded(self.u_statistical or 0.0, self.u_systematic or 0.0, self.rectangle, self.degrees_of_freedom)
+        )
+
+    def scaled(self, by: float) -> Figure:
+        """Times a factor that is known exactly."""
+        u = [None if u is None else abs(by) * u for u in (self.u_statistical, self.u_systematic)]
+        return replace(
+            self, value=by * self.value, u_statistical=u[0], u_systematic=u[1], rectangle=abs(by) * self.rectangle
+        )
+
+    def inverse(self) -> Figure:
+        """One over it, to first order."""
+        return replace(self.scaled(1 / self.value**2), value=1 / self.value)
+
+
+def figure_of(record: Mapping[str, Cell], name: str) -> Figure | None:
+    """The figure ``name`` of a row, None where it has no value. Raises `AnalysisError` for what is no figure.
+
+    Energy and what is proportional to it take the joules' relative uncertainty.
+    """
+    if name not in VALUES:
+        raise AnalysisError(f"{name!r} is no figure of a table: choose one of {', '.join(VALUES)}")
+    value = number_of(record, name)
+    if value is None:
+        return None
+    freedom = number_of(record, "degrees_of_freedom")
+    freedom = inf if freedom is None else freedom
+
+    def share(u_name: str, of: str) -> float | None:
+        u, whole = number_of(record, u_name), number_of(record, of)
+        return u / abs(whole) * abs(value) if u is not None and whole else None
+
+    if name in _BY_TIME:
+        of = "s_per_batch" if number_of(record, "s_per_batch") is not None else "time_s"
+        return Figure(value, share("u_s_per_batch", of), degrees_of_freedom=freedom)
+    is_bound = record["is_lower_bound"] is True
+    if name == "gflops_per_w":
+        parts = (number_of(record, "u_statistical_gflops_per_w"), number_of(record, "u_systematic_gflops_per_w"))
+        share_of_limits = (share("rectangle_j", "u_systematic_j") or 0.0) / abs(value)
+        return Figure(value, *parts, (parts[1] or 0.0) * share_of_limits, freedom, is_bound)
+    joules = joules_column(record)
+    parts = (share("u_statistical_j", joules), share("u_systematic_j", joules))
+    return Figure(value, *parts, share("rectangle_j", joules) or 0.0, freedom, is_bound)
+
+
+def joules_column(record: Mapping[str, Cell]) -> str:
+    """The column whose uncertainties a row has."""
+    return "j_per_batch" if record["kind"] == "phase" else "energy_j"
+
+
+def mean_of_cells(figures: Sequence[Figure]) -> Figure:
+    """The mean of figures of different things, such as the columns of a pivot. That they differ is no uncertainty;
+    where nothing is known of one's, nothing is of the mean's. What is systematic is taken as shared."""
+    if len(figures) == 1:
+        return figures[0]
+    n, mean = len(figures), float(np.mean([f.value for f in figures]))
+    is_bound = any(f.is_lower_bound for f in figures)
+    if any(f.u95 is None for f in figures):
+        return Figure(mean, is_lower_bound=is_bound)
+    statistical = [f.u_statistical or 0.0 for f in figures]
+    systematic = [f.u_systematic or 0.0 for f in figures]
+    return Figure(
+        mean,
+        hypot(*statistical) / n,
+        float(np.mean(systematic)),
+        float(np.mean([f.rectangle for f in figures])),
+        freedom_of_sum(figures),
+        is_bound,
+    )
+
+
+def sum_of_figures(figures: Sequence[Figure], devices: Sequence[object]) -> Figure:
+    """The sum of figures of one kind: different ``devices`` are different sensors, off independently of each other;
+    what is of one device is off together."""
+    by_device: dict[object, list[Figure]] = {}
+    for figure, device in zip(figures, devices, strict=True):
+        by_device.setdefault(device, []).append(figure)
+    sums = []
+    for same in by_device.values():
+        u = [[getattr(f, name) for f in same] for name in ("u_statistical", "u_systematic")]
+        parts = [None if None in of else float(sum(of)) for of in u]
+        sums.append(replace(same[0], value=sum(f.value for f in same), u_statistical=parts[0], u_systematic=parts[1],
+                            rectangle=sum(f.rectangle for f in same)))  # fmt: skip
+    unsure = [[getattr(f, name) for f in sums] for name in ("u_statistical", "u_systematic")]
+    parts = [None if None in of else hypot(*of) for of in unsure]
+    rectangle = float(one_rectangle(*(f.rectangle for f in sums)))
+    is_bound = any(f.is_lower_bound for f in figures)
+    return Figure(sum(f.value for f in sums), parts[0], parts[1], rectangle, freedom_of_sum(sums), is_bound)
+
+
+def freedom_of_sum(figures: Sequence[Figure]) -> float:
+    """Degrees of freedom of the statistical uncertainty of a sum of independent figures (Welch and Satterthwaite)."""
+    u = [f.u_statistical or 0.0 for f in figures]
+    spread = sum(x**4 / f.degrees_of_freedom for x, f in zip(u, figures, strict=True) if x > 0)
+    return hypot(*u) ** 4 / spread if spread > 0 else inf
+
+
+# -- what follows from joules and seconds ------------------------------------------------------------------------------
+
+
+def worked_out(frame: Frame) -> Frame:
+    """The frame with everything that follows from its joules and seconds worked out again, however these came about."""
+    frame = frame.copy()
+    is_phase, is_total = (np.asarray(frame["kind"] == kind) for kind in ("phase", "total"))
+    n, batch = floats(frame, "iterations"), floats(frame, "batch_size")
+    has_batches = is_total & is_known(frame, "s_per_batch") & (n > 0)
+    for each, whole in (("s_per_batch", "time_s"), ("j_per_batch", "energy_j")):
+        mean = np.divide(floats(frame, whole), n, where=n > 0, out=np.full(len(frame), np.nan))
+        frame[each] = np.where(is_total, np.where(has_batches, mean, np.nan), floats(frame, each))
+    joules = np.where(is_phase, floats(frame, "j_per_batch"), floats(frame, "energy_j"))
+    seconds = np.where(is_phase, floats(frame, "s_per_batch"), floats(frame, "time_s"))
+    has_time = seconds > 0
+    frame["power_w"] = np.divide(joules, seconds, where=has_time, out=np.full(len(frame), np.nan))
+    frame["edp_js"], frame["ed2p_js2"] = joules * seconds, np.where(has_time, joules * seconds**2, np.nan)
+    # Ranks that are added up have a batch each: their rate together says how many.
+    with np.errstate(divide="ignore", invalid="ignore"):
+        at_once = floats(frame, "samples_per_s") * floats(frame, "s_per_batch") / batch
+    samples = batch * np.fmax(np.fmin(at_once.round(), np.nan_to_num(floats(frame, "ranks"), nan=1.0)), 1.0)
+    has_samples = (batch > 0) & (is_phase | has_batches)
+    for each, of_batch in (("j_per_sample", "j_per_batch"), ("s_per_sample", "s_per_batch")):
+        frame[each] = np.divide(floats(frame, of_batch), samples, where=has_samples, out=np.full(len(frame), np.nan))
+    j, s = floats(frame, "j_per_sample"), floats(frame, "s_per_sample")
+    frame["edp_per_sample_js"] = j * s
+    frame["samples_per_j"] = np.divide(1.0, j, where=j > 0, out=np.full(len(frame), np.nan))
+    parts = [floats(frame, f"u_{part}_j") for part in ("statistical", "systematic")]
+    is_unknown = np.isnan(parts[0]) & np.isnan(parts[1])
+    freedom = np.nan_to_num(floats(frame, "degrees_of_freedom"), nan=np.inf)
+    rectangle = np.nan_to_num(floats(frame, "rectangle_j"))
+    u95 = expanded(np.nan_to_num(parts[0]), np.nan_to_num(parts[1]), rectangle, freedom)
+    is_bound = np.asarray(frame["is_lower_bound"].fillna(False), bool)
+    frame["u95_j"] = np.where(is_unknown | is_bound | np.isnan(joules), np.nan, u95)
+    paper, executed = floats(frame, "operations_per_sample"), floats(frame, "operations_executed_per_sample")
+    with np.errstate(divide="ignore", invalid="ignore"):  # the paper counts two passes
+        of_executed = floats(frame, "gflops_per_w") * executed / (2 * paper)
+    of_executed = np.where(np.isnan(of_executed), floats(frame, "gflops_per_w_executed"), of_executed)
+    frame["gflops_per_w_executed"] = np.where(is_total, of_executed, np.nan)
+    return frame
+
+
+def with_eds(frame: Frame) -> Frame:
+    """The frame with the energy-delay sum (k = 2) of a sample, against the first total of the same model on the same
+    device; nothing without a sample."""
+    frame, first = frame.copy(), dict[tuple[Any, ...], tuple[float, float]]()
+    values: list[float | None] = []
+    for r in rows_of(frame[["kind", "model", "device", "provenance", "j_per_sample", "s_per_sample"]]):
+        each = number_of(r, "j_per_sample"), number_of(r, "s_per_sample")
+        if r["kind"] != "total" or not each[0] or not each[1] or each[0] < 0:
+            values.append(None)
+            continue
+        reference = first.setdefault((r["model"], r["device"], r["provenance"]), (each[0], each[1]))
+        values.append(eds(each[0], each[1], *reference))
+    frame["eds"] = pd.Series(values, frame.index, "float64")
+    return frame
+
+
+# -- rows put together -------------------------------------------------------------------------------------------------
+
+
+def aggregated(frame: Frame, group: Sequence[int] | NDArray[np.int64], how: Literal["repeats", "parts"]) -> Frame:
+    """One row for each group of rows, in the order of their first, each column by its rule.
+
+    ``group`` [rows] numbers the groups. Columns that are worked out again are those of the first row: who puts together
+    sets the figures, and calls `worked_out`.
+    """
+    ids = pd.factorize(np.asarray(group))[0]
+    grouped = frame.groupby(ids, sort=True)
+    first = frame.iloc[pd.Series(np.arange(len(frame))).groupby(ids).first()].reset_index(drop=True)
+    is_alone = np.asarray(grouped.size() == 1)
+    columns = {}
+    for name in frame.columns:
+        rules = RULES.get(name, Rules("first", "first") if name.startswith(ATTRIBUTE) else Rules("mean", "sum"))
+        rule = rules.repeats if how == "repeats" else rules.parts
+        if rule in ("first", "again"):
+            columns[name] = first[name]
+            continue
+        values = _by_rule(frame[name], grouped[name], rule)
+        dtype = first[name].dtype
+        values = values.round() if str(dtype) == "Int64" and rule == "mean" else values
+        columns[name] = values.reset_index(drop=True).astype(dtype).mask(is_alone, first[name])
+    return pd.DataFrame(columns)
+
+
+def _by_rule(values: pd.Series, grouped: Any, rule: Rule) -> pd.Series:
+    if rule == "none":
+        return pd.Series([None] * grouped.ngroups, dtype=object).astype(values.dtype)
+    if rule == "all":
+        return grouped.agg(lambda texts: joined(*texts.dropna()) or None)
+    if rule == "any":
+        return grouped.any()
+    if rule == "sum":  # of what is not all known, no sum: it would pass for the whole
+        return grouped.sum(min_count=1).where(grouped.count() == grouped.size())
+    return {"mean": grouped.mean, "least": grouped.min, "greatest": grouped.max}[rule]()
+
+
+# -- on what phases ran ----------------------------------------------------------------------------
+
+_PROMOTED = ("model", "batch_size", "gpus", "device_name", "power_cap_w", "clock_hz", "clock_mhz", OPERATIONS, EXECUTED)
+"""Attributes of phases that have columns of their own."""
+
+
+def _text(value: Any) -> str | None:
+    return None if value is None or value == "" else str(value)
+
+
+def gpus_of(run: Run) -> int:
+    """GPUs that took part: distinct ones that the processes say they use, else their ranks, else 1.
+
+    A file holds the processes of one machine; a larger ``world_size`` counts further machines in proportion.
+    """
+    names: set[str] = set()
+    ranks: dict[int, bool] = {}
+    for process in run.processes:
+        devices = process.get("devices")
+        own = [d for d in devices if isinstance(d, dict)] if isinstance(devices, list | tuple) else []
+        own_names = {str(name) for d in own if (name := d.get("uuid") or d.get("pci"))}
+        names |= own_names
+        if isinstance(rank := process.get("rank"), int):
+            ranks[rank] = bool(own_names)
+    here = len(names) if names and all(ranks.values()) else max(len(ranks), 1)
+    return max(1, round(here * ranks_of(run).world_size / len(ranks))) if ranks else here
+
+
+_INTERPRETER = re.compile(r"python[\d.]*(\.exe)?|-.*")
+_NO_FACTOR = r"(?:\w+[-_])?(?:seed|out|output|save|logs?|run|repeat)(?:[-_](?:dir|path|file|name|id|to))?"
+_NO_FACTOR_OPTION = re.compile(rf" --?{_NO_FACTOR}(?:=\S+| (?!-)\S+)| -o \S+", re.IGNORECASE)
+NO_FACTOR = re.compile(_NO_FACTOR, re.IGNORECASE)
+"""Names of attributes and options that never part cells: seeds, repeats, names of runs and files, output paths."""
+
+
+def program_of(command: Sequence[str], path: Path) -> str | None:
+    """Program and arguments, by which runs are repeats: the same whether `joules record` or a Meter wrote them down.
+
+    Without what differs between repeats: a seed, output paths, the name of the run file, the file by which a notebook
+    is reached.
+    """
+    words = list(dropwhile(lambda word: _INTERPRETER.fullmatch(Path(word).name), command))
+    if not words:
+        return None
+    program = Path(words[0]).name.removesuffix(".py").rpartition(".")[2]
+    arguments = [word for word in words[1:] if Path(word.rpartition("=")[2]).stem != path.stem]
+    is_notebook = program == "ipykernel_launcher"
+    return "notebook" if is_notebook else _NO_FACTOR_OPTION.sub("", shlex.join([program, *arguments]))
+
+
+# -- the frame of a run ------------------------------------------------------------------------------------------------
+
+
+def run_frame(
+    path: str | Path, device: str | None = None, calibration: Path | None = None, *, progress: Progress = no_progress
+) -> Frame:
+    """The frame of a run file: phases, totals and runs, for one device or all.
+
+    A run without phases has only rows of kind ``run``, one without lines none. Raises `RunFileError` for a file that
+    cannot be read, `AnalysisError` for an unknown device.
+    """
+    run = read_run(path, progress=lambda share, text: progress(0.1 * share, text))
+    if calibration is not None:
+        run, _ = recalibrate(run, calibration)
+    table = phase_table(run, device, progress=lambda share, text: progress(0.1 + 0.9 * share, text))
+    return frame_of(run, table)
+
+
+def frame_of(run: Run, table: PhaseTable) -> Frame:
+    """The frame of a run whose table is at hand: a row for each of its phases, totals and runs in that order, and
+    behind them, for a part of a training over several machines, the seconds of each rank."""
+    groups, settings, ranks = groups_of(run), settings_of(run), ranks_of(run)
+    # The recording has the attributes that all its groups have in common.
+    every = [g.attributes for g in groups.values()]
+    shared = {k: v for k, v in every[0].items() if all(a.get(k) == v for a in every)} if every else {}
+    whole = Group(shared, run.begin_ns, run.end_ns)
+    common = {
+        "run": run.path.stem,
+        "path": str(run.path),
+        "run_id": _text(run.attributes.get("run_id")),
+        "created_utc": _text(run.attributes.get("created_utc")),
+        "host": _text(run.environment.get("host")),
+        "program": program_of(run.command, run.path),
+        "runs": 1,
+        **_of_training(run, ranks),
+    }
+    rows: list[Row] = [*table.phases, *table.totals, *table.runs]
+    records: list[dict[str, Any]] = []
+    for row in rows:
+        group = whole if isinstance(row, RunRow) else groups[group_key(row.group)]
+        stated, is_of_device = _stated(group.attributes, group.setting), row.device in run.devices
+        setting = settings.of(row.device, group.begin_ns, group.end_ns, group.attributes, group.setting)
+        record = common | stated | _figures(row) | {
+            "device": row.device,
+            "gpus": stated["gpus"] or gpus_of(run),
+            "device_name": setting.product,
+            "power_cap_w": setting.power_cap_w.value,
+            "power_cap_basis": setting.power_cap_w.basis,
+            "clock_hz": setting.clock_hz.value,
+            "clock_set": setting.clock_hz.is_set,
+            "note": row.note,
+        }  # fmt: skip
+        if ranks.ranks and is_of_device:
+            record["sharing"] = max(1, len(ranks.users(row.device)))
+        if _is_part(ranks) and is_of_device:
+            record["device_ids"] = " ".join(_device_ids(run, row.device))
+        if not isinstance(row, RunRow):
+            record |= _efficiency(record, row, table)
+        if isinstance(row, PhaseRow):
+            record["u_s_per_batch"] = _u_mean_s(run, labels_of(run, row))
+        if table.idle:
+            record |= {k: v for k, v in above_idle(row, table.idle).items() if k != "idle_note"}
+        _check_finite(run, record)
+        records.append(record)
+    records += [common | r for r in _seconds_of_ranks(run, ranks)] if _is_part(ranks) else []
+    return with_eds(worked_out(frame_from(records)))
+
+
+def _check_finite(run: Run, record: Mapping[str, Any]) -> None:
+    for name in ("s_per_batch", "j_per_batch", "energy_j", "u_statistical_j", "u_systematic_j"):
+        if not isfinite(number_of(record, name) or 0.0):
+            raise AnalysisError(
+                f"{run.path}: {name} of {record['device']} is {record[name]}: a calibration or accuracy of its lines "
+                "is not a number (`joules verify` says which)"
+            )
+
+
+def _stated(attributes: Mapping[str, Any], setting: Enforced | None = None) -> dict[str, Any]:
+    """Columns that the attributes of phases give, and what of their setting no column of a device can hold."""
+    cap = setting.value if setting is not None else None
+    batch, gpus = number(attributes, "batch_size"), number(attributes, "gpus")
+    others = {f"{ATTRIBUTE}{k}": attribute_cell(v) for k, v in attributes.items() if k not in _PROMOTED}
+    if isinstance(cap, str):  # no one cap, by which rows would be apart
+        others[f"{ATTRIBUTE}{ENFORCED_CAP}"] = cap
+    return {
+        "model": _text(attributes.get("model")),
+        "batch_size": batch,
+        "gpus": round(gpus) if gpus else None,
+        "power_cap_asked_w": number(attributes, "power_cap_w"),
+        "power_cap_in_run": None if cap is None else str(cap),
+        "operations_per_sample": number(attributes, OPERATIONS),
+        "operations_executed_per_sample": number(attributes, EXECUTED),
+        **others,
+    }
+
+
+_SAME_NAMES = (
+    "phase", "timing", "method", "iterations", "n", "s_per_batch", "j_per_batch", "u_statistical_j", "u_systematic_j",
+    "rectangle_j", "samples_per_s", "time_s", "energy_j", "phases_j", "rest_j", "missing_s", "off_by_j",
+    "ranks_counted", "is_lower_bound", "provenance", "sd_s", "sd_j",
+)  # fmt: skip
+"""Columns that a row of the table has under the same name."""
+
+
+def _figures(row: Row) -> dict[str, Any]:
+    """What a row of the table says, by the names of columns."""
+    record: dict[str, Any] = {name: getattr(row, name) for name in _SAME_NAMES if hasattr(row, name)}
+    if isinstance(row, PhaseRow):
+        return record | {"kind": "phase", "phase_path": row.path}
+    if isinstance(row, RunRow):
+        return record | {"kind": "run"}
+    n = 0 if row.is_mixed else row.iterations
+    return record | {"kind": "total", "s_per_batch": row.time_s / n if n else None}
+
+
+def _efficiency(record: Mapping[str, Any], row: PhaseRow | TotalRow, table: PhaseTable) -> dict[str, Any]:
+    """GFLOPS/W of a phase or a total; its uncertainty is relatively that of the joules which it divides by."""
+    operations, batch = record["operations_per_sample"], record["batch_size"]
+    if isinstance(row, TotalRow):
+        gflops, basis = row.gflops_per_w_paper, row.gflops_basis
+    else:
+        is_pass = operations and batch and row.j_per_batch and row.phase in ("forward", "backward")
+        gflops, basis = (
+            gflops_per_w_paper(operations, batch, 1, row.j_per_batch) if is_pass and row.j_per_batch else None,
+            row.phase if is_pass else "",
+        )
+    # GPUs that one process uses share its batches (Castro et al.): each did its part of the operations.
+    is_alone = record["ranks"] == 1 and (record.get("world_size") or 1) == 1
+    share = 1 / record["gpus"] if is_alone else 1.0
+    figures: dict[str, Any] = {"gflops_basis": basis or None}
+    if isinstance(row, TotalRow) and row.gflops_per_w_executed:
+        figures["gflops_per_w_executed"] = row.gflops_per_w_executed * share
+    if not gflops:
+        return figures
+    gflops *= share
+    figures |= {"gflops_per_w": gflops, "gflops_convention": "paper"}
+    same = (row.device, row.provenance, group_key(row.group))
+    phases = [r for r in table.phases if (r.device, r.provenance, group_key(r.group)) == same]
+    phases = [r for r in phases if r.phase in basis.split("+")]
+    joules = sum(r.j_per_batch or 0.0 for r in phases)
+    if joules:
+        statistical = sqrt(sum((r.u_statistical_j or 0.0) ** 2 for r in phases))
+        systematic = sum(r.u_systematic_j or 0.0 for r in phases)
+        figures["u_statistical_gflops_per_w"] = float(gflops * statistical / joules)
+        figures["u_systematic_gflops_per_w"] = float(gflops * systematic / joules)
+    return figures
+
+
+def _u_mean_s(run: Run, labels: Sequence[int]) -> float | None:
+    """Standard uncertainty of the mean duration by the spread of the phases that ended; None for fewer than two."""
+    p = run.phases
+    ended = p.of(labels) & ~p.cut
+    seconds = (p.end_ns[ended] - p.begin_ns[ended]).astype(np.float64) * 1e-9
+    if len(seconds) < 2:
+        return None
+    return known(float(np.std(seconds, ddof=1) / np.sqrt(len(seconds))), float(np.mean(seconds)))
+
+
+# -- a run as a part of a training over several machines: enough to find and add up the others --
+
+
+def _is_part(ranks: Ranks) -> bool:
+    """Whether ranks of the training are missing in a run: on other machines, or unrecorded."""
+    return 0 < len(ranks.ranks) < ranks.world_size
+
+
+def _of_training(run: Run, ranks: Ranks) -> dict[str, Any]:
+    if not ranks.ranks:
+        return {"ranks": 1}
+    machines = (_text(run.environment.get("machines")) or "")[:9]
+    return {
+        "ranks": len(ranks.ranks),
+        "job": _text(run.environment.get("job")),
+        "world_size": ranks.world_size,
+        "rank_numbers": " ".join(str(r.rank) for r in ranks.ranks),
+        "job_machines": int(machines) if machines.isascii() and machines.isdigit() else None,
+        "begin_unix_s": begin_unix_s(run) if _is_part(ranks) else None,
+    }
+
+
+def _device_ids(run: Run, device: str) -> list[str]:
+    """Its lines by their clock, and the GPUs that it is known to be; an address on the bus is the same on every
+    machine, so that it goes with the host's name."""
+    lines = {f"line:{run.lines[name].clock}/{name}" for name in run.devices[device].feeds}
+    identity, host = device_identity(run, device), run.environment.get("host")
+    gpus = sorted(identity.uuids) or [f"{host}/{pci}" for pci in sorted(identity.pcis)]
+    return [*sorted(lines), *(f"gpu:{name}" for name in gpus)]
+
+
+def _seconds_of_ranks(run: Run, ranks: Ranks) -> Iterable[dict[str, Any]]:
+    """Rows of kind ``rank``: of each rank and kind of phase how many ended and how long they took on average; and of
+    each group how many iterations in how many seconds, without a phase."""
+    tracks = ranks.tracks(run)
+    for rank in np.unique(tracks[tracks >= 0]).tolist():
+        own = replace(run, phases=kept(run.phases, tracks == rank))
+        p = own.phases
+        groups: dict[GroupKey, list[int]] = {}
+        for label in np.unique(p.label).tolist():
+            kind = p.classes[label]
+            if kind.is_magnified:
+                continue
+            groups.setdefault(group_key(dict(kind.group)), []).append(label)
+            ended = (p.label == label) & ~p.cut
+            about = {"phase": kind.name, "phase_path": "/".join(kind.path), "timing": kind.timing}
+            yield _of_rank(rank, kind, int(ended.sum()), float(p.duration_s[ended].sum())) | about
+        for labels in groups.values():
+            begin, end = stretches_of(own, labels)
+            length_s = float((end - begin).sum()) * 1e-9
+            yield _of_rank(rank, p.classes[labels[0]], iterations_of(own, labels), length_s)
+
+
+def _of_rank(rank: int, kind: PhaseClass, count: int, length_s: float) -> dict[str, Any]:
+    each_s = length_s / count if count else None
+    return _stated(kind.attributes, kind.setting) | {
+        "kind": "rank", "rank": rank, "iterations": count, "s_per_batch": each_s, "time_s": length_s,
+    }  # fmt: skip
+
+
+# -- what would make a table wrong -------------------------------------------------------------------------------------
+
+
+def check_run(path: Path, frame: Frame) -> None:
+    """Raises `AnalysisError` for a run that no table can be made of, saying why."""
+    phases, totals, runs = (of_kind(frame, kind) for kind in ("phase", "total", "run"))
+    check_rows(
+        path,
+        list(zip(phases["phase"], floats(phases, "s_per_batch"), strict=True)),
+        list(zip(floats(totals, "time_s"), floats(totals, "missing_s"), strict=True)),
+        list(is_known(runs, "energy_j")),
+    )
+
+
+def check_runs(frame: Frame) -> None:
+    """Raises `AnalysisError` where one model's name stands for two different models, or one recording comes twice."""
+    operations: dict[Hashable, Record] = {}
+    recordings: dict[Hashable, Cell] = {}
+    layer = f"{ATTRIBUTE}{LAYER}"
+    for r in rows_of(frame):
+        count = number_of(r, "operations_per_sample")
+        # Phases of layers count their own operations.
+        if r["model"] is not None and count is not None and r.get(layer) is None:
+            first = operations.setdefault(r["model"], r)
+            if not isclose(count, number_of(first, "operations_per_sample") or 0.0, rel_tol=1e-9):
+                raise AnalysisError(
+                    f"{r['path']}: model {r['model']!r} has {count:g} operations per sample, but "
+                    f"{first['operations_per_sample']:g} in {first['path']}: give different models different names"
+                )
+        if r["kind"] == "run" and r["run_id"]:
+            key = (r["run_id"], r["created_utc"], r["host"], r["device"], r["provenance"], r["energy_j"])
+            if recordings.setdefault(key, r["path"]) != r["path"]:
+                raise AnalysisError(f"{r['path']} is a copy of {recordings[key]}: a run counts once")
