@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from shlex import quote
@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from powerd_analytics.runs.phases import ENFORCED_CAP, PhaseClass, kept
+from powerd_analytics.runs.phases import kept
 from powerd_analytics.runs.run import Run, read_run
-from powerd_analytics.table import LAYER, PhaseRow, PhaseTable, RunRow, TotalRow, group_key, phase_table
+from powerd_analytics.table import ITERATION, LAYER, PhaseRow, PhaseTable, RunRow, TotalRow, group_key, phase_table
 from powerd_analytics.text import seconds
 from powerd_client.live_energy import Energy, said_provenance
 from powerd_client.log import shown_path
@@ -118,61 +118,49 @@ def _joules(row: RunRow) -> str:
 
 
 def _shares(run: Run, table: PhaseTable, whole: RunRow) -> str:
-    """``backward 54 %, forward 26 %, rest 20 %``, the largest first, on one line."""
-    top = [run.phases.classes[i] for i in _top(run)]
-    if not whole.energy_j or {kind.path for kind in top} <= {(WHOLE,)}:
+    """``of 553 J in iterations: backward 54 %, forward 26 %, rest 20 %``, the largest first, on one line: the shares of
+    the table, of all its groups together."""
+    of_device = (whole.device, whole.provenance)
+    groups = [t for t in table.totals if (t.device, t.provenance) == of_device and _is_trained(t.group)]
+    groups = [t for t in groups if "batch_size" in t.group] or groups
+    keys = {group_key(t.group) for t in groups}
+    rows = [r for r in table.phases if (r.device, r.provenance) == of_device and group_key(r.group) in keys]
+    if not whole.energy_j or not rows or {r.path for r in rows} <= {WHOLE}:
         return "  no phases are marked in it: see meter.watch and meter.phase"
+    around = {r.path for r in rows if r.path.rpartition("/")[2] == ITERATION}
     joules: dict[str, float] = {}
     hidden: dict[str, None] = {}
-    for kind in top:
-        energy_j = _joules_of(kind, table, whole)
-        if energy_j is None:
-            hidden[kind.name] = None
+    for row in _parts_of(rows, around):
+        if row.j_per_batch is None:
+            hidden[row.phase] = None
         else:
-            joules[kind.name] = joules.get(kind.name, 0.0) + energy_j
+            joules[row.phase] = joules.get(row.phase, 0.0) + row.j_per_batch * row.iterations
     names = ", ".join(hidden) if len(hidden) < 5 else f"{len(hidden)} more"
-    if not joules:
-        return f"  {names}: not resolvable; the table says why"
-    shares = {name: 100 * j / whole.energy_j for name, j in joules.items()}
+    energies = [t.energy_j for t in groups]
+    if not joules or None in energies:
+        return f"  {names or 'phases'}: not resolvable; the table says why"
+    base = sum(filter(None, energies))
+    shares = {name: 100 * j / base for name, j in joules.items()}
     largest = sorted(shares, key=shares.__getitem__, reverse=True)
     texts = [f"{name} {shares[name]:.0f} %" for name in largest]
     rest = 100 - sum(shares.values())
     texts += [f"rest{' with ' * bool(hidden)}{names} {rest:.0f} %"] if hidden or rest > 0.5 else []
-    line = "  " + ", ".join(texts)
+    line = f"  of {significant(base, 4)} J in {'iterations' if around else 'phases'}: {', '.join(texts)}"
     return line if len(line) <= WIDTH else f"{line[: WIDTH - 1]}…"
 
 
-def _top(run: Run) -> list[int]:
-    """The classes whose shares say where the joules went: the outermost ones, and instead of one that takes more than
-    half of the time (as the iterations do) what lies inside it."""
-    p = run.phases
-    time_s = np.bincount(p.label, weights=p.duration_s, minlength=len(p.classes))
-    known = [i for i, kind in enumerate(p.classes) if time_s[i] and not kind.overlaps and LAYER not in kind.attributes]
-    top = [i for i in known if len(p.classes[i].path) == 1]
-    while top and len({p.classes[i].name for i in top}) < 3:
-        longest = p.classes[max(top, key=time_s.__getitem__)].path
-        inside = [i for i in known if p.classes[i].path[:-1] == longest]
-        around = [i for i in top if p.classes[i].path == longest]
-        if not inside or 2 * time_s[around].sum() < time_s[top].sum():
-            break
-        top = [i for i in top if i not in around] + inside
-    return top
+def _is_trained(group: Mapping[str, Any]) -> bool:
+    """Whether the phases of a group are of a training, not of its layers or beside others."""
+    return LAYER not in group and group.get("overlaps") is not True
 
 
-def _joules_of(kind: PhaseClass, table: PhaseTable, whole: RunRow) -> float | None:
-    """The joules of all phases of a class. A phase around all batches has the figures of its group's total."""
-    own = (whole.device, whole.provenance, group_key(dict(kind.group)))
-    around = (*own[:2], group_key(dict(kind.family)))
-    for row in table.phases:
-        if (row.device, row.provenance, group_key(row.group)) == own and row.path == "/".join(kind.path):
-            return None if row.j_per_batch is None else row.j_per_batch * row.iterations
-    totals = [t.energy_j for t in table.totals if (t.device, t.provenance, group_key(_family(t.group))) == around]
-    return None if None in totals or not totals else sum(filter(None, totals))
-
-
-def _family(group: Mapping[str, Any]) -> dict[str, Any]:
-    """A group without what sets it apart from those of other settings: a phase around them all has all their joules."""
-    return {name: value for name, value in group.items() if name != ENFORCED_CAP}
+def _parts_of(rows: Sequence[PhaseRow], iterations: Collection[str]) -> list[PhaseRow]:
+    """The phases that an iteration consists of, and those beside the iterations; without iterations the outermost."""
+    inside = [r for r in rows if r.path.rpartition("/")[0] in iterations]
+    outer = [r for r in rows if not any(f"{r.path}/".startswith(f"{i}/") or i.startswith(f"{r.path}/")
+             for i in iterations)]  # fmt: skip
+    depth = min((r.path.count("/") for r in outer), default=0)
+    return [*inside, *(r for r in outer if r.path.count("/") == depth)]
 
 
 def totals(path: Path, device: str | None = None) -> dict[str, float]:

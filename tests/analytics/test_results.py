@@ -37,11 +37,12 @@ def test_the_result_says_what_the_table_says(tmp_path, monkeypatch):
     path = one_run(tmp_path / "run.h5", batches=(64,), iterations=20)
     table = phase_table(read_run(path))
     first, shares, _ = result(path, monkeypatch)
-    (whole,) = (row for row in table.runs if row.device == "gpu0")
+    (whole,), (total,) = ([row for row in some if row.device == "gpu0"] for some in (table.runs, table.totals))
     assert with_u95(whole.energy_j, whole.u95_j, "J") in first
+    assert shares.startswith(f"  of {total.energy_j:.4g} J in iterations: ")
     joules = {row.phase: row.j_per_batch * row.iterations for row in table.phases if row.device == "gpu0"}
     for name, share in re.findall(r"(forward|backward) (\d+) %", shares):
-        assert share == f"{100 * joules[name] / whole.energy_j:.0f}"
+        assert share == f"{100 * joules[name] / total.energy_j:.0f}"
 
 
 def test_of_several_devices_the_measured_one_comes_first_and_the_modelled_one_is_said_to_be(tmp_path, monkeypatch):
