@@ -75,7 +75,8 @@ def main() -> int:
             others = [p for p in dict.fromkeys(others) if p != os.getpid()]
             loop(1.0)
             recorded = ratios(args.pairs, others, "recording")
-            command = [sys.executable, "-P", "-m", "powerd_analytics", "top", url, "--run", str(out), "--format", "json"]
+            command = [sys.executable, "-P", "-m", "powerd_analytics", "top", url, "--run", str(out)]
+            command += ["--format", "json"]
             with subprocess.Popen(command, stdout=subprocess.DEVNULL, stdin=subprocess.DEVNULL) as top:
                 loop(3.0)
                 if top.poll() is not None:

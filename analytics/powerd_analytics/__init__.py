@@ -5,8 +5,8 @@ if TYPE_CHECKING:
     from powerd_analytics.energy.devices import phase_energies
     from powerd_analytics.operations import OperationCount, count_operations
     from powerd_analytics.runs.run import Run, read_run
-    from powerd_analytics.signals.integral import counter_energy_j, energy_j
     from powerd_analytics.table import PhaseRow, PhaseTable, RunRow, TotalRow, phase_table
+    from powerd_client.integral import counter_energy_j, energy_j
 
 __all__ = [
     "OperationCount",
@@ -24,18 +24,18 @@ __all__ = [
 ]
 
 _HOME = {
-    "OperationCount": "operations",
-    "PhaseRow": "table",
-    "PhaseTable": "table",
-    "Run": "runs.run",
-    "RunRow": "table",
-    "TotalRow": "table",
-    "count_operations": "operations",
-    "counter_energy_j": "signals.integral",
-    "energy_j": "signals.integral",
-    "phase_energies": "energy.devices",
-    "phase_table": "table",
-    "read_run": "runs.run",
+    "OperationCount": "powerd_analytics.operations",
+    "PhaseRow": "powerd_analytics.table",
+    "PhaseTable": "powerd_analytics.table",
+    "Run": "powerd_analytics.runs.run",
+    "RunRow": "powerd_analytics.table",
+    "TotalRow": "powerd_analytics.table",
+    "count_operations": "powerd_analytics.operations",
+    "counter_energy_j": "powerd_client.integral",
+    "energy_j": "powerd_client.integral",
+    "phase_energies": "powerd_analytics.energy.devices",
+    "phase_table": "powerd_analytics.table",
+    "read_run": "powerd_analytics.runs.run",
 }
 
 
@@ -45,5 +45,5 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    value = globals()[name] = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+    value = globals()[name] = getattr(import_module(_HOME[name]), name)
     return value

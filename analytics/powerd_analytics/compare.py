@@ -51,11 +51,11 @@ from powerd_analytics.machines import merge_machines
 from powerd_analytics.repeats import CAP_STEP_W, mean_of_repeats
 from powerd_analytics.runs.phases import is_number_cell
 from powerd_analytics.runs.ranks import ranks_of
-from powerd_analytics.runs.run import Progress, Run, RunLine, no_progress, read_run
-from powerd_analytics.signals.signal import Signal
+from powerd_analytics.runs.run import Progress, Run, no_progress, read_run
 from powerd_analytics.table import BY_REPETITIONS, PhaseRow, TotalRow, labels_of, table_of
 from powerd_analytics.text import first_of, with_u95
 from powerd_analytics.trainings import part_of
+from powerd_client.signal import RunLine, Signal
 from powerd_core.errors import AnalysisError
 
 Values = NDArray[np.float64]

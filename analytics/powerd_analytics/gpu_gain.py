@@ -19,9 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from powerd_analytics.runs.run import Run, read_run
-from powerd_analytics.signals.signal import Signal, load_signal
-from powerd_analytics.signals.streams import plain_j
+from powerd_analytics.signals import load_signal, plain_j
 from powerd_client import Meter
+from powerd_client.signal import Signal
 from powerd_core.calibration import GpuGain
 from powerd_core.errors import AnalysisError, ConfigError
 from powerd_core.model import Provenance

@@ -17,7 +17,7 @@ import numpy as np
 
 from powerd_analytics.identification import Loads, fit
 from powerd_analytics.runs.run import Run, read_run
-from powerd_analytics.signals.signal import load_signal
+from powerd_analytics.signals import load_signal
 from powerd_client import Meter
 from powerd_client.visible_gpus import list_gpus
 from powerd_core.calibration import GpuResponse

@@ -74,7 +74,7 @@ from powerd_analytics.runs.phases import (
 from powerd_analytics.runs.ranks import NOBODY, present_in, ranks_of
 from powerd_analytics.runs.run import Progress, Run, no_progress
 from powerd_analytics.settings import Settings, settings_of
-from powerd_analytics.signals.signal import load_bounded
+from powerd_analytics.signals import load_bounded
 from powerd_analytics.text import digits, joined, seconds
 from powerd_client.phase import BASELINE
 from powerd_core.errors import AnalysisError

@@ -33,20 +33,21 @@ from numpy.typing import NDArray
 from powerd_analytics.energy.devices import Part, PhaseColumns, load_parts
 from powerd_analytics.energy.magnified import energies_with_magnified
 from powerd_analytics.runs.run import Progress, Run, no_progress
-from powerd_analytics.signals.signal import Signal, load_bounded
-from powerd_analytics.signals.streams import (
+from powerd_analytics.signals import (
     Points,
     View,
     count_points,
     extremes_of,
     fastest_of,
     holes_of,
+    load_bounded,
     points_of,
     summed_of,
 )
 from powerd_analytics.text import device_text, seconds
 from powerd_analytics.wall_clock import WallClock, needed_wall_clock, wall_clock
 from powerd_client.ownership import whole_output
+from powerd_client.signal import Signal
 from powerd_core.errors import AnalysisError
 
 Ints = NDArray[np.int64]

@@ -11,7 +11,7 @@ import numpy as np
 from powerd_analytics.energy.devices import Part, line_energies, load_parts
 from powerd_analytics.runs.phases import as_range, merged
 from powerd_analytics.runs.run import Progress, Run, no_progress, read_run
-from powerd_analytics.signals.streams import plain_j
+from powerd_analytics.signals import plain_j
 from powerd_client.verify import Finding, finding_of, verify_file
 from powerd_core.errors import PowerdError
 

@@ -12,7 +12,7 @@ import pytest
 
 from powerd_analytics import read_run
 from powerd_analytics.energy.devices import load_parts
-from powerd_analytics.signals.streams import plain_j
+from powerd_analytics.signals import plain_j
 from powerd_client import pmlib as pm
 from powerd_client.pmlib import counters
 from powerd_client.recording import record_command

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from powerd_analytics.signals.integral import counter_energy_j, energy_j
 from powerd_client import pmlib
+from powerd_client.integral import counter_energy_j, energy_j
 from powerd_client.pmlib import pm_set_lines
 from powerd_client.pmlib.readings import (
     LINE_TYPE,
@@ -21,10 +21,11 @@ from powerd_client.pmlib.readings import (
     CounterData,
     CounterSet,
     JournalReader,
+    LineReadings,
     Lines,
-    convert,
     write_paraver,
 )
+from powerd_client.signal import Readings, RunLine, make_signal
 from powerd_core import wire
 from powerd_core.errors import ConfigError
 from powerd_core.model import (
@@ -36,20 +37,26 @@ from powerd_core.model import (
     Provenance,
     ScaledConversion,
     ShuntConversion,
+    Stream,
 )
 from powerd_core.serde import to_document
 from support.fake_daemon import PERIOD_NS, make_block, make_description, make_stream
 
 MS = 1_000_000
 POWER = Line("gpu0.rail", "gpu0", ScaledConversion("power_mw", 1e-3), Provenance.SIMULATED)
-COUNTER = Line("gpu0.nvml", "gpu0", CounterConversion("energy_mj", 1e-3, 0.5, bits=32), Provenance.SIMULATED)
+COUNTER = Line("gpu0.nvml", "gpu0", CounterConversion("energy_mj", 1e-3, 0.5, bits=48), Provenance.SIMULATED)
 
 
 def readings(line, t_ns, codes, flags=None, column=None):
     t_ns = np.array(t_ns, np.int64)
     flags = np.zeros(len(t_ns), np.uint16) if flags is None else np.array(flags, np.uint16)
     column = column or line.conversion.column
-    return convert(line, MS, t_ns, flags, {column: np.array(codes, np.int64)})
+    return of_codes(line, t_ns, flags, {column: np.array(codes, np.int64)})
+
+
+def of_codes(line, t_ns, flags, codes):
+    info = RunLine.of(line, Stream(0, "fake", (), (line,), MS), "board")
+    return LineReadings(make_signal(info, Readings(t_ns, flags, codes)))
 
 
 def power(t_ns, milliwatts, flags=None):
@@ -72,12 +79,12 @@ def test_energy_is_that_of_the_tables(t, edges, data):
     assert power(t, codes).joules(*edges) == pytest.approx(expected, abs=1e-9)
 
 
-@given(TIMES, EDGES, st.integers(0, 2**32 - 1), st.data())
+@given(TIMES, EDGES, st.integers(0, 2**48 - 1), st.data())
 def test_a_counter_that_wraps_has_the_energy_of_the_tables(t, edges, first, data):
     steps = data.draw(st.lists(st.integers(0, 10**6), min_size=len(t) - 1, max_size=len(t) - 1))
     counts = np.concatenate([[0], np.cumsum(steps)])
     joules = counts * 1e-3 + 0.5 * (t - t[0]) * 1e-9
-    made = readings(COUNTER, t, (counts + first) % 2**32)
+    made = readings(COUNTER, t, (counts + first) % 2**48)
     assert made.joules(*edges) == pytest.approx(counter_energy_j(t, joules, *edges), abs=1e-6)
 
 
@@ -86,6 +93,16 @@ def test_a_counter_of_64_bits_that_falls_was_set_back():
     made = readings(line, [0, MS, 2 * MS, 3 * MS], [5000, 6000, 10, 1010])
     assert made.joules(0, 3 * MS) == pytest.approx(2.0)
     assert made.missing_s(0, 3 * MS) == pytest.approx(1e-3)
+
+
+def test_a_counter_that_may_have_gone_round_unseen_says_so():
+    """At the power that it had before, one of 16 bits goes round in 66 ms."""
+    line = Line("rapl", "cpu0", CounterConversion("energy", 1e-3, bits=16), Provenance.MEASURED)
+    t = np.array([*range(10), *range(110, 120)]) * MS
+    made = readings(line, t, (t // MS * 1000) % 2**16)
+    assert made.joules(0, 9 * MS) == pytest.approx(9.0)
+    assert made.missing_s(0, 119 * MS) == pytest.approx(0.101)
+    assert made.joules(0, 119 * MS) == pytest.approx(18.0)
 
 
 def test_a_counter_read_more_often_than_it_moves_counts_where_it_moved():
@@ -101,7 +118,7 @@ def test_power_of_a_shunt_keeps_its_sign():
     conversion = ShuntConversion(0.05, 10e-6, 4e-3, bus_shift=3, offset_a=0.1, gain=2.0)
     line = Line("rail", "gpu0", conversion, Provenance.MEASURED)
     codes = {"shunt": np.array([-2500, 500], np.int16), "bus": np.array([3000 << 3, 3000 << 3], np.uint16)}
-    made = convert(line, MS, np.array([0, MS]), np.zeros(2, np.uint16), codes)
+    made = of_codes(line, np.array([0, MS]), np.zeros(2, np.uint16), codes)
     assert made.watts_at(made.t_ns).tolist() == pytest.approx([12 * (-0.5 + 0.1) * 2, 12 * (0.1 + 0.1) * 2])
 
 
@@ -114,7 +131,7 @@ def test_bad_readings_are_left_out_and_their_time_is_missing():
     assert made.joules(0, 19 * MS) == pytest.approx(2.0 * 19e-3)
     assert made.missing_s(0, 19 * MS) == pytest.approx(4e-3)
     assert made.missing_s(-MS, 0) == pytest.approx(1e-3)
-    assert made.clipped.tolist() == [11 * MS]
+    assert made.clipped_ns.tolist() == [11 * MS]
     known = ~np.isnan(made.watts_at(np.array([-1, 0, 7 * MS, 9 * MS, 12 * MS, 19 * MS, 20 * MS])))
     assert known.tolist() == [False, True, True, False, True, True, False]
 

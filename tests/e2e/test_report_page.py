@@ -14,7 +14,7 @@ from make_run import MS, LineSpec, S, make_run, training
 
 from powerd_analytics.report import write_report
 from powerd_analytics.runs.run import read_run
-from powerd_analytics.signals.signal import load_signal
+from powerd_analytics.signals import load_signal
 
 CHROMIUM = find_browser()
 pytestmark = [

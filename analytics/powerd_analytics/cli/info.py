@@ -11,10 +11,10 @@ import numpy as np
 from powerd_analytics.energy.reasons import sensor
 from powerd_analytics.runs.ranks import describe_ranks
 from powerd_analytics.runs.run import Progress, Run, no_progress
-from powerd_analytics.signals.signal import Signal, load_together
-from powerd_analytics.signals.streams import good_readings_of, plain_j
+from powerd_analytics.signals import good_readings_of, load_together, plain_j
 from powerd_analytics.text import seconds
 from powerd_client.hostclock import read_anchor
+from powerd_client.signal import Signal
 from powerd_core.model import QuantityConversion
 from powerd_core.text import printable
 

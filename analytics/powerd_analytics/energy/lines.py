@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from powerd_analytics.energy.model import LineModel, Residual, most_lag_ns
 from powerd_analytics.energy.states import Cells
-from powerd_analytics.signals.integral import energy_upto_j
-from powerd_analytics.signals.signal import Signal
-from powerd_analytics.signals.streams import cores_of
+from powerd_analytics.signals import cores_of
+from powerd_client.integral import energy_upto_j
+from powerd_client.signal import Signal
 
 Ints = NDArray[np.int64]
 Values = NDArray[np.float64]

@@ -18,7 +18,7 @@ from scipy.signal import lfilter
 from powerd_analytics.energy.response import Response
 from powerd_analytics.energy.states import Cells, States
 from powerd_analytics.runs.phases import pieces
-from powerd_analytics.signals.signal import LATE_FACTOR, Signal
+from powerd_client.signal import LATE_FACTOR, Signal
 from powerd_core.errors import AnalysisError
 
 Ints = NDArray[np.int64]

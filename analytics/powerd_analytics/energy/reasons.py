@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from powerd_analytics.runs.phases import moments_of, pieces
-from powerd_analytics.signals.signal import Signal, parts_between
+from powerd_analytics.signals import parts_between
 from powerd_analytics.text import seconds
+from powerd_client.signal import Signal
 
 if TYPE_CHECKING:
     from powerd_analytics.energy.devices import Part, PhaseColumns, Seen

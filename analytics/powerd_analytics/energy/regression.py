@@ -22,7 +22,8 @@ from scipy import linalg
 from powerd_analytics.energy.model import COMES_S, LineModel, Residual, Stretch, most_lag_ns
 from powerd_analytics.energy.response import Response, place_limit_ns
 from powerd_analytics.energy.states import States
-from powerd_analytics.signals.signal import Signal, parts_between
+from powerd_analytics.signals import parts_between
+from powerd_client.signal import Signal
 
 Values = NDArray[np.float64]
 

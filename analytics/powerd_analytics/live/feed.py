@@ -22,13 +22,12 @@ import zmq
 from numpy.typing import NDArray
 
 from powerd_analytics.energy.reasons import moments_seen
-from powerd_analytics.runs.run import Readings, RunLine
-from powerd_analytics.signals.signal import make_signal
 from powerd_client.hostclock import now_ns
 from powerd_client.journal import MarkTail, read_events
 from powerd_client.link import BoardLink
 from powerd_client.phase import BASELINE
 from powerd_client.recover import open_run
+from powerd_client.signal import Readings, RunLine, make_signal
 from powerd_core.errors import PowerdError, RunFileError
 from powerd_core.marks import Mark
 from powerd_core.model import Block, Description, Gap, Line, QuantityConversion, Stream, columns

@@ -29,8 +29,8 @@ from powerd_analytics.plots.style import (
 )
 from powerd_analytics.runs.phases import Phases
 from powerd_analytics.runs.run import Progress, Run, no_progress
-from powerd_analytics.signals.signal import FAR_NS, Signal, load_bounded, parts_between
-from powerd_analytics.signals.streams import (
+from powerd_analytics.signals import (
+    FAR_NS,
     Points,
     View,
     count_points,
@@ -38,13 +38,16 @@ from powerd_analytics.signals.streams import (
     fastest_of,
     holes_of,
     joined,
+    load_bounded,
     missing_of,
+    parts_between,
     points_of,
     summed_of,
 )
 from powerd_analytics.table import LAYER, check_table, group_text, table_of
 from powerd_analytics.text import device_text, digits, seconds, with_u95
 from powerd_analytics.trainings import Length, prepared
+from powerd_client.signal import Signal
 from powerd_core.errors import AnalysisError
 
 if TYPE_CHECKING:

@@ -31,13 +31,13 @@ from powerd_analytics.report.findings import MOST_SENTENCES, findings, tiles
 from powerd_analytics.report.sheets import shown_sheet
 from powerd_analytics.runs.phases import merged
 from powerd_analytics.runs.run import Progress, Run, no_progress, read_run, recalibrate
-from powerd_analytics.signals.signal import LATE_FACTOR, Signal, load_bounded
-from powerd_analytics.signals.streams import (
+from powerd_analytics.signals import (
     Points,
     count_points,
     envelope_of,
     fastest_of,
     holes_of,
+    load_bounded,
     points_of,
     summed_of,
 )
@@ -46,6 +46,7 @@ from powerd_analytics.text import digits, seconds, with_u95
 from powerd_analytics.trainings import Length, part_of, prepared
 from powerd_analytics.uncertainty_table import BudgetRow, budget_of, budget_tables
 from powerd_client.ownership import whole_output
+from powerd_client.signal import LATE_FACTOR, Signal
 from powerd_core.errors import ConfigError
 from powerd_core.text import printable
 

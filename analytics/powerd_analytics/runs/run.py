@@ -24,6 +24,7 @@ from powerd_client.board_times import check_times
 from powerd_client.phase import RESULT
 from powerd_client.recover import open_run
 from powerd_client.runfile import TIMES, read_json, read_objects, read_texts, reading, texts_of
+from powerd_client.signal import Readings, RunClock, RunLine
 from powerd_client.verify import wrong_at_first_sight
 from powerd_core.calibration import CalibrationFile, SensorCalibration, recalibrated
 from powerd_core.errors import AnalysisError, ConfigError, WireError
@@ -54,38 +55,6 @@ MOST_DRIFT_PPM = 1e6
 
 
 @dataclass(frozen=True, slots=True)
-class RunClock:
-    """Guaranteed half-width of the mapping of one board's clock at host times ``t_ns`` (both [x])."""
-
-    board: str
-    drift_ppm: float
-    t_ns: NDArray[np.float64]
-    half_width_ns: NDArray[np.float64]
-    steps: int
-    """Clock steps seen: pieces of the mapping less one."""
-
-    def bound_ns(self, t_ns: Ints) -> NDArray[np.float64]:
-        """Guaranteed bound at host times: the nearer knots' half-widths, widened by the drift since them."""
-        if not len(self.t_ns):
-            return np.zeros(len(t_ns))
-        after = np.searchsorted(self.t_ns, t_ns)
-        bounds = [
-            self.half_width_ns[near] + np.abs(t_ns - self.t_ns[near]) * self.drift_ppm * 1e-6
-            for near in (np.clip(after - 1, 0, None), np.clip(after, None, len(self.t_ns) - 1))
-        ]
-        return np.minimum(*bounds)
-
-
-@dataclass(frozen=True, slots=True)
-class Readings:
-    """Readings of one line: int64 times [n], uint16 flags [n], raw codes by column [n]."""
-
-    t_ns: Ints
-    flags: NDArray[np.uint16]
-    codes: Mapping[str, NDArray[Any]]
-
-
-@dataclass(frozen=True, slots=True)
 class LineReader:
     """Ranges of one line's readings, from a file that somebody keeps open."""
 
@@ -100,41 +69,6 @@ class LineReader:
         wanted = set(self.group) - set(TIMES) if columns is None else set(columns) & set(self.group)
         codes = {name: self.group[name][first:last] for name in wanted}
         return Readings(t_ns, self.group["flags"][first:last].astype(np.uint16, copy=False), codes)
-
-
-@dataclass(frozen=True, slots=True)
-class RunLine:
-    """One line of a run without its readings; `Run.readings` loads them."""
-
-    name: str
-    device: str
-    source: str
-    board: str
-    provenance: Provenance
-    quantity: str
-    """``power_w``, ``energy_j``, or what it is that is neither, such as ``temperature_c``."""
-    description: str
-    period_ns: int
-    conversion: Conversion
-    accuracy: Accuracy
-    detail: Mapping[str, Any]
-    clock: str
-    count: int
-    """Readings in the file, good and bad."""
-
-    @property
-    def sensor(self) -> Mapping[str, Any]:
-        """What the line's source says of the sensor behind it (its chip, its shunt); empty where it says nothing."""
-        sensors = self.detail.get("sensors")
-        for sensor in sensors if isinstance(sensors, list | tuple) else ():
-            if isinstance(sensor, Mapping) and self.name.endswith(f".{sensor.get('name')}"):
-                return sensor
-        return {}
-
-    @property
-    def is_auxiliary(self) -> bool:
-        """An auxiliary channel, neither power nor energy: shown, never summed or compared."""
-        return isinstance(self.conversion, QuantityConversion)
 
 
 @dataclass(frozen=True, slots=True)

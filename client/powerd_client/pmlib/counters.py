@@ -352,7 +352,7 @@ class Counter:
         for name, r in readings.items():
             if len(r.t_ns) < 2 or r.t_ns[-1] <= begin_ns or r.t_ns[0] >= end_ns:
                 raise PeerError(f"{where} has no reading of line {name!r}: does its powerd still run?")
-            if clipped := np.sum((r.clipped >= begin_ns) & (r.clipped <= end_ns)):
+            if clipped := np.sum((r.clipped_ns >= begin_ns) & (r.clipped_ns <= end_ns)):
                 _warn(f"{where}: {clipped} readings of {name!r} were at full scale: its energy is at least this")
         missing_s = part.missing_s(list(self.lines))
         if missing_s > _WORTH_SAYING * duration_s:

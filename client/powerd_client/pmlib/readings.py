@@ -14,7 +14,6 @@ from datetime import datetime
 from itertools import groupby
 from math import isnan
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -23,60 +22,39 @@ from powerd_client.board_times import have_host_time, to_host_ns
 from powerd_client.build import Arrays, JournalFollower, batches
 from powerd_client.losses import StreamFrames
 from powerd_client.ownership import whole_output
+from powerd_client.signal import Readings, RunLine, Signal, columns_of, joined_readings, make_signal
 from powerd_core.clock_comparison import ClockPiece, map_clock
 from powerd_core.errors import ClockError, ConfigError
 from powerd_core.model import (
-    BAD,
-    CounterConversion,
     Description,
-    Flag,
     Line,
-    ShuntConversion,
     Stream,
 )
 
 Times = NDArray[np.int64]
 Values = NDArray[np.float64]
-Columns = Mapping[str, NDArray[Any]]
-
-_LATE, _FLAGGED = 3.5, 1.8
-"""Good readings farther apart than this many usual distances miss some between them; the second where a bad one lies
-there. The same limits as in the tables."""
 
 
-@dataclass(frozen=True, slots=True)
 class LineReadings:
-    """Good readings [n] of one line, times on the host's clock; its methods want at least two.
+    """The readings of one line as a counter looks at them; its methods want at least two good ones."""
 
-    Power is linear between readings; a line that counts energy has constant power between two of them.
-    """
-
-    t_ns: Times
-    energy_j: Values
-    """[n] since the first of them."""
-    begin_w: Values
-    """[n-1] power where each interval between two readings begins."""
-    end_w: Values
-    """[n-1] and where it ends."""
-    lost_ns: Values
-    """[n-1] how much of it has lost its readings."""
-    clipped: Times
-    """Times of readings at full scale. They are left out, since the truth is only known to be more."""
+    def __init__(self, signal: Signal) -> None:
+        self.t_ns = signal.t_ns
+        self.clipped_ns = np.concatenate([signal.clipped_ns, signal.clipped_low_ns])
+        """Times of readings at full scale. They are left out, since the truth is only known to be more."""
+        self._signal, self._integral, self._lost_ns = signal, signal.integral(), signal.missing_ns()
 
     def joules(self, begin_ns: ArrayLike, end_ns: ArrayLike) -> Values:
         """Energy between pairs of moments; what lies before the first and after the last reading counts nothing."""
-        return np.asarray(self._energy_until(end_ns) - self._energy_until(begin_ns))
-
-    def _energy_until(self, t_ns: ArrayLike) -> Values:
-        t, i, share = self._interval(t_ns)
-        mean_w = self.begin_w[i] + 0.5 * share * (self.end_w[i] - self.begin_w[i])
-        return np.asarray(self.energy_j[i] + (t - self.t_ns[i]) * 1e-9 * mean_w)
+        return self._integral.between(begin_ns, end_ns)
 
     def watts_at(self, t_ns: Times) -> Values:
-        """Power at moments, NaN where nobody knows: outside the readings and where readings were lost."""
+        """Power at moments, NaN where nobody knows: outside the readings and where readings were lost. A line that
+        counts energy has constant power between two readings."""
         t, i, share = self._interval(t_ns)
-        watts = self.begin_w[i] + share * (self.end_w[i] - self.begin_w[i])
-        is_known = (t == t_ns) & ((share == 0) | (share == 1) | (self.lost_ns[i] == 0))
+        _, watts = self._signal.power()
+        watts = watts[i] if self._signal.is_counter else watts[i] + share * (watts[i + 1] - watts[i])
+        is_known = (t == t_ns) & ((share == 0) | (share == 1) | (self._lost_ns[i] == 0))
         return np.where(is_known, watts, np.nan)
 
     def missing_s(self, begin_ns: int, end_ns: int) -> float:
@@ -87,7 +65,7 @@ class LineReadings:
     def missing_until(self, t_ns: Times) -> Values:
         """Seconds without readings from the first one up to moments. Beyond both ends there are none."""
         t, i, share = self._interval(t_ns)
-        lost_ns = np.concatenate([[0.0], np.cumsum(self.lost_ns)])[i] + share * self.lost_ns[i]
+        lost_ns = np.concatenate([[0.0], np.cumsum(self._lost_ns)])[i] + share * self._lost_ns[i]
         return np.asarray((lost_ns + (t_ns - t)) * 1e-9)
 
     def _interval(self, t_ns: ArrayLike) -> tuple[Times, NDArray[np.intp], Values]:
@@ -96,60 +74,6 @@ class LineReadings:
         t = np.clip(np.asarray(t_ns, np.int64), self.t_ns[0], self.t_ns[-1])
         i = np.clip(np.searchsorted(self.t_ns, t, "right") - 1, 0, len(self.t_ns) - 2)
         return t, i, (t - self.t_ns[i]) / (self.t_ns[i + 1] - self.t_ns[i])
-
-
-def convert(line: Line, period_ns: int, t_ns: Times, flags: NDArray[np.uint16], codes: Columns) -> LineReadings:
-    """Readings from raw codes [n] by the line's conversion; flags decide what is a value."""
-    good = (flags & np.uint16(int(BAD))) == 0
-    # After a clock step the mapping may fold back: time goes on where it passes what was there.
-    latest = np.maximum.accumulate(np.where(good, t_ns, np.iinfo(np.int64).min))
-    good[1:] &= t_ns[1:] > latest[:-1]
-    t, has_bad = t_ns[good], np.diff(np.flatnonzero(good)) > 1
-    is_reset = np.zeros(len(has_bad), bool)
-    c, update_ns = line.conversion, line.accuracy.update_ns
-    if isinstance(c, CounterConversion):
-        unsigned = codes[c.column][good].astype(np.int64).view(np.uint64)
-        # Unsigned differences wrap by themselves at 64 bits; narrower counters wrap earlier.
-        steps = (unsigned[1:] - unsigned[:-1]) & np.uint64((1 << c.bits) - 1)
-        # A counter of 64 bits never wraps: one that falls was set back, and what it counted then is unknown.
-        is_reset = steps >> np.uint64(63) != 0
-        counts = _cumulated(np.where(is_reset, 0, steps).astype(np.float64), len(t))
-        if update_ns > 1.2 * (spacing_ns := _spacing_ns(t, period_ns)) and len(t) > 2:
-            # Read more often than it moves: only where it moved is its value that of the moment.
-            keep = np.concatenate([[True], (np.diff(counts) > 0) | is_reset])
-            keep |= t - np.maximum.accumulate(np.where(keep, t, t[0])) > update_ns + spacing_ns
-            keep[-1] = True
-            kept = np.flatnonzero(keep)
-            is_reset, has_bad = (np.logical_or.reduceat(mask, kept[:-1]) for mask in (is_reset, has_bad))
-            t, counts = t[keep], counts[keep]
-        energy_j: Values = counts * c.j_per_code + c.background_w * ((t - t[:1]) * 1e-9)
-        begin_w = end_w = np.diff(energy_j) / (np.diff(t) * 1e-9)
-    else:
-        watts = _power_w(line, {name: column[good] for name, column in codes.items()})
-        begin_w, end_w = watts[:-1], watts[1:]
-        energy_j = _cumulated(np.diff(t) * 0.5e-9 * (begin_w + end_w), len(t))
-    dt, usual_ns = np.diff(t).astype(np.float64), max(_spacing_ns(t, period_ns), float(update_ns))
-    lost_ns = np.where(dt > np.where(has_bad, _FLAGGED, _LATE) * usual_ns, dt - usual_ns, 0.0)
-    clipped = t_ns[(flags & np.uint16(int(Flag.SATURATED))) != 0]
-    return LineReadings(t, energy_j, begin_w, end_w, np.where(is_reset, dt, lost_ns), clipped)
-
-
-def _power_w(line: Line, codes: Columns) -> Values:
-    c: Any = line.conversion
-    if not isinstance(c, ShuntConversion):
-        return np.asarray(codes[c.column] * c.w_per_code, np.float64)
-    bus_v = (codes[c.bus].astype(np.int64) >> c.bus_shift) * c.bus_lsb_v
-    current_a = (codes[c.shunt] * (c.shunt_lsb_v / c.shunt_ohm) + c.offset_a) * c.gain
-    return np.asarray(bus_v * current_a, np.float64)
-
-
-def _cumulated(steps: Values, n: int) -> Values:
-    """[n] sums of [n-1] steps from 0; nothing for n = 0."""
-    return np.concatenate([[0.0], np.cumsum(steps)])[:n]
-
-
-def _spacing_ns(t: Times, period_ns: int) -> float:
-    return float(np.median(np.diff(t))) if len(t) > 2 else float(max(period_ns, 1))
 
 
 class JournalReader(JournalFollower):
@@ -180,15 +104,15 @@ class JournalReader(JournalFollower):
 
     def readings(self, names: Collection[str], sets: Sequence[tuple[int, int]]) -> list[dict[str, LineReadings]]:
         """For each pair of host times the good readings of lines between them, and the nearest block on either side."""
-        lines: dict[str, tuple[Line, int]] = {}
-        parts: list[dict[str, list[Columns]]] = [{name: [] for name in names} for _ in sets]
+        lines: dict[str, RunLine] = {}
+        parts: list[dict[str, list[Readings]]] = [{name: [] for name in names} for _ in sets]
         for epoch, description in self.contents.descriptions.items():
             pieces: tuple[ClockPiece, ...] = ()
             with contextlib.suppress(ClockError):
                 pieces = map_clock(self.contents.exchanges.get(epoch, []))
             for stream in description.streams:
                 wanted = {i: line.name for i, line in enumerate(stream.lines) if line.name in names}
-                lines |= {name: (stream.lines[i], stream.period_ns) for i, name in wanted.items()}
+                lines |= {name: RunLine.of(stream.lines[i], stream, description.board) for i, name in wanted.items()}
                 frames = self.contents.streams.get((epoch, stream.number), StreamFrames())
                 if not (wanted and pieces and frames.blocks):
                     continue
@@ -197,9 +121,10 @@ class JournalReader(JournalFollower):
                     for i, name in wanted.items():
                         t_board = scans["t_ns"] + scans["dt_ns"][:, i]
                         known = have_host_time(t_board, pieces)  # not around a step
-                        codes = {c: a[known, i] for c, a in scans.items() if c not in ("t_ns", "dt_ns")}
-                        part[name].append({"t_ns": to_host_ns(t_board, pieces)[known], **codes})
-        return [{name: _joined(*lines[name], part[name]) for name in names} for part in parts]
+                        codes = {c: scans[c][known, i] for c in columns_of(lines[name])}
+                        t_host, flags = to_host_ns(t_board, pieces)[known], scans["flags"][known, i]
+                        part[name].append(Readings(t_host, flags, codes))
+        return [{name: _line_readings(lines[name], part[name]) for name in names} for part in parts]
 
     def _scans(
         self, frames: StreamFrames, pieces: tuple[ClockPiece, ...], stream: Stream, edges: tuple[int, int]
@@ -215,15 +140,11 @@ class JournalReader(JournalFollower):
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
-def _joined(line: Line, period_ns: int, parts: Sequence[Columns]) -> LineReadings:
+def _line_readings(line: RunLine, parts: Sequence[Readings]) -> LineReadings:
     """Readings of one line out of those of several powerds, or of several lives of one."""
-    c: Any = line.conversion
-    named = (c.shunt, c.bus) if isinstance(c, ShuntConversion) else (c.column,)
     none = np.zeros(0, np.int64)
-    t_ns, flags, *codes = (
-        np.concatenate([part[name] for part in parts]) if parts else none for name in ("t_ns", "flags", *named)
-    )
-    return convert(line, period_ns, t_ns, flags.astype(np.uint16), dict(zip(named, codes, strict=True)))
+    nothing = Readings(none, none.astype(np.uint16), dict.fromkeys(columns_of(line), none))
+    return LineReadings(make_signal(line, joined_readings(parts or [nothing])))
 
 
 # ---- what a counter has measured ---------------------------------------------------------------------------------

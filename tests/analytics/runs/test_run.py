@@ -22,10 +22,7 @@ from powerd_analytics.figures import frame_of, rows_of
 from powerd_analytics.idle import IdleRow
 from powerd_analytics.layouts import run_tables
 from powerd_analytics.results import totals
-from powerd_analytics.runs.run import (
-    read_run,
-    recalibrate,
-)
+from powerd_analytics.runs.run import read_run, recalibrate
 from powerd_analytics.settings import settings_of
 from powerd_analytics.table import PhaseTable
 from powerd_analytics.uncertainty_table import budget_rows

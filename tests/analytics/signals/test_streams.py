@@ -12,16 +12,17 @@ from hypothesis import strategies as st
 from make_run import MS, LineSpec, PhaseSpec, make_run
 
 from powerd_analytics import cli
+from powerd_analytics import signals as slices
 from powerd_analytics.plots.power import envelope_of_many
 from powerd_analytics.runs.run import LineReader, read_run
-from powerd_analytics.signals import signal as slices
-from powerd_analytics.signals.signal import load_signal, load_sliced
-from powerd_analytics.signals.streams import (
+from powerd_analytics.signals import (
     View,
     count_points,
     extremes_of,
     fastest_of,
     holes_of,
+    load_signal,
+    load_sliced,
     points_of,
     summed_of,
 )

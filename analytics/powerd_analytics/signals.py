@@ -1,24 +1,206 @@
-"""A line's power point by point in order of time, and its plain joules, whether or not its readings are in memory.
+"""The signals of a run's lines: loaded, or read from the file slice by slice; their points in order, and plain joules.
 
-One slice of a signal is in memory at a time, and each gives the points between the two readings at which it meets its
-neighbours: every point once, as with all of them in memory. Pictures show many points as few: the least and the
-greatest of every block (`envelope_of`, `extremes_of`).
+Lines with more readings than memory holds stay in the file (`SlicedSignal`): they are read in slices of time, each with
+a margin of its neighbours, which meet at good readings. One slice is in memory at a time, and each gives the points
+between the two readings at which it meets its neighbours: every point once, as with all of them in memory. Pictures
+show many points as few: the least and the greatest of every block (`envelope_of`, `extremes_of`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from powerd_analytics.signals.signal import FAR_NS, Signal
+from powerd_analytics.runs.run import LineReader, Progress, Run, no_progress
+from powerd_client.signal import Readings, RunLine, Signal, columns_of, good_readings, joined_readings, make_signal
+from powerd_core.model import CounterConversion
 
 Ints = NDArray[np.int64]
 Values = NDArray[np.float64]
 Points = tuple[Ints, Values]
 """Moments and watts [n]."""
+
+IN_MEMORY = 1 << 22
+"""Readings of all lines together up to which they are loaded whole: some hundred MB."""
+SLICE = 1 << 19
+"""Readings of a slice. What their phases need on the way is about 400 bytes a reading, of two slices at once."""
+FAR_NS = 1 << 61
+"""Before the first and behind the last moment of any run."""
+_MARGIN_SHARE, _LEAST_MARGIN, _RESOLUTIONS = 32, 64, 16
+
+
+def _no_times() -> Ints:
+    return np.zeros(0, np.int64)
+
+
+def load_signal(run: Run, line: str) -> Signal:
+    """The signal of a line of a run. Raises `AnalysisError` for an unknown line or one with unusable columns."""
+    info = run.line(line)
+    return make_signal(info, run.readings(line), run.clocks.get(info.clock))
+
+
+@dataclass(frozen=True, slots=True)
+class SlicedSignal(Signal):
+    """A line as a whole, whose readings stay in the file.
+
+    ``t_ns`` and ``value`` have its first and its last good reading only.
+    """
+
+    run: Run | None = None
+    bounds: Ints = field(default_factory=lambda: np.zeros((0, 3), np.int64))
+    """[k, 3] for each slice: its first reading in the file and the one behind its last, with margins, and the good
+    one at which it meets the slice before where that lies in front of these, else -1."""
+    unknown_ns: int = 0
+    """Time in which the counter was set back."""
+
+    def set_back_ns(self) -> int:
+        return self.unknown_ns
+
+    @contextmanager
+    def slices(self) -> Iterator[Callable[[int], Signal]]:
+        """A function that reads slice ``i`` with its margins; the file stays open meanwhile."""
+        assert self.run is not None
+        with self.run.reader(self.line.name) as reader:
+            yield lambda i: self._read(reader, i)
+
+    def _read(self, reader: LineReader, i: int) -> Signal:
+        first, last, before = (int(n) for n in self.bounds[i])
+        columns = columns_of(self.line)
+        parts = [reader.readings(first, last, columns)]
+        if before >= 0:
+            # The bad reading behind it goes along: it tells that there are some between.
+            parts.insert(0, reader.readings(before, min(before + 2, first), columns))
+        signal = make_signal(self.line, joined_readings(parts), self.clock)
+        return replace(signal, spacing_ns=self.spacing_ns, range_w=self.range_w)
+
+
+def load_sliced(run: Run, name: str, size: int = SLICE, progress: Progress = no_progress) -> SlicedSignal:
+    """Go once through the readings of a line. Raises `RunFileError`, and `AnalysisError` for an unknown line."""
+    line = run.line(name)
+    clock = run.clocks.get(line.clock)
+    margin = max(size // _MARGIN_SHARE, _LEAST_MARGIN, _RESOLUTIONS * _reach_ns(line) // line.period_ns)
+    starts = np.arange(0, max(line.count, 1), size)
+    stops = np.append(starts[1:], line.count)
+    scan = _Scan()
+    with run.reader(name) as reader:
+        for i, (first, last) in enumerate(zip(starts.tolist(), stops.tolist(), strict=True)):
+            progress(i / len(starts), f"reading {name}")
+            scan.add(line, reader.readings(first, last, columns_of(line)), first)
+    begins, before = np.maximum(starts - margin, 0), np.array(scan.before)
+    bounds = np.stack([begins, np.minimum(stops + margin, line.count), np.where(before < begins, before, -1)], axis=1)
+    none = Readings(_no_times(), np.zeros(0, np.uint16), {name: _no_times() for name in columns_of(line)})
+    ends = make_signal(line, joined_readings(scan.ends or [none]), clock)
+    high, low = (np.concatenate(times) for times in zip(*scan.clipped, strict=True))
+    whole = replace(
+        ends,
+        spacing_ns=scan.spacing_ns(line),
+        centre_ns=scan.centre_ns,
+        bad=scan.bad,
+        unordered=scan.unordered,
+        clipped_ns=high,
+        clipped_low_ns=low,
+        range_w=scan.range_w,
+        cuts_ns=np.array(scan.cuts[:-1], np.int64),
+        progress=progress,
+    )
+    own = {f.name: getattr(whole, f.name) for f in fields(Signal)}
+    return SlicedSignal(**own, run=run, bounds=bounds, unknown_ns=scan.unknown_ns)
+
+
+def load_bounded(run: Run, name: str, progress: Progress = no_progress) -> Signal:
+    """The signal of one line, read in slices when it is too long to be loaded."""
+    return load_together(run, [name], progress)[0]
+
+
+def load_together(
+    run: Run,
+    names: Sequence[str],
+    progress: Progress = no_progress,
+    *,
+    in_memory: float | None = None,
+    slice_size: int = SLICE,
+) -> list[Signal]:
+    """The signals of lines that are looked at together, in slices of ``slice_size`` when they have more than
+    ``in_memory`` readings together (`IN_MEMORY` without a number)."""
+    is_long = sum(run.line(name).count for name in names) > (IN_MEMORY if in_memory is None else in_memory)
+    signals: list[Signal] = []
+    for i, name in enumerate(names):
+        progress(i / len(names), f"reading {name}")
+        signals.append(load_sliced(run, name, slice_size, progress) if is_long else load_signal(run, name))
+    return signals
+
+
+def parts_between(signal: Signal, low_ns: int, high_ns: int) -> Iterator[Signal]:
+    """The signal in pieces that together hold all readings between two moments, some of them perhaps twice."""
+    first, last = np.searchsorted(signal.cuts_ns, [low_ns, high_ns])
+    with signal.slices() as read:
+        for i in range(int(first), int(last) + 1):
+            yield read(i)
+
+
+class _Scan:
+    """What one pass over a line's readings, slice after slice, finds out."""
+
+    def __init__(self) -> None:
+        self.ends: list[Readings] = []
+        """The first and the last good reading so far."""
+        self.cuts: list[int] = []
+        self.before: list[int] = []
+        """For each slice, the number of the last good reading before it, -1 for none."""
+        self.clipped: list[tuple[Ints, Ints]] = [(_no_times(), _no_times())]
+        self.bad, self.unordered, self.unknown_ns, self.centre_ns, self.last_good = 0, 0, 0, 0.0, -1
+        self.range_w: tuple[float, float] | None = None
+        self._spacings: list[tuple[int, float]] = []
+
+    def add(self, line: RunLine, readings: Readings, first: int) -> None:
+        """The next slice, from the reading with the number ``first`` on."""
+        # The last good reading goes along: an interval across two slices is one like any other.
+        joined = joined_readings([self.ends[1], readings]) if self.ends else readings
+        good = np.flatnonzero(good_readings(joined)[len(joined.t_ns) - len(readings.t_ns) :])
+        self.before.append(self.last_good)
+        self.bad += len(readings.t_ns) - len(good)
+        signal = make_signal(line, joined)
+        self.unordered += signal.unordered
+        self.clipped.append((signal.clipped_ns, signal.clipped_low_ns))
+        if len(signal) > 2:
+            self._spacings.append((len(signal), signal.spacing_ns))
+        self.centre_ns = max(self.centre_ns, signal.centre_ns)
+        self.unknown_ns += signal.set_back_ns()
+        _, watts = signal.power()
+        if signal.is_counter and len(watts) > 2:
+            watts = watts[1:-1]  # where a slice ends, a counter need not have just moved
+        if len(watts):
+            low, high = self.range_w or (np.inf, -np.inf)
+            self.range_w = min(low, float(watts.min())), max(high, float(watts.max()))
+        if len(good):
+            begin, end = (_at(readings, slice(k, k + 1)) for k in (good[0], good[-1]))
+            self.ends, self.last_good = [self.ends[0] if self.ends else begin, end], int(first + good[-1])
+        self.cuts.append(int(self.ends[1].t_ns[0]) if self.ends else -FAR_NS)
+
+    def spacing_ns(self, line: RunLine) -> float:
+        """The usual distance of good readings: the median over slices of their medians, by readings."""
+        if not self._spacings:
+            return float(max(line.period_ns, 1))
+        count, spacing = (np.array(column) for column in zip(*self._spacings, strict=True))
+        order = np.argsort(spacing)
+        half = np.searchsorted(np.cumsum(count[order]), count.sum() / 2)
+        return float(spacing[order][half])
+
+
+def _reach_ns(line: RunLine) -> int:
+    a, is_counter = line.accuracy, isinstance(line.conversion, CounterConversion)
+    return max(a.update_ns, a.reach_ns + 2 * a.centre_ns, line.period_ns if is_counter else 0)
+
+
+def _at(r: Readings, one: slice) -> Readings:
+    return Readings(r.t_ns[one].copy(), r.flags[one].copy(), {k: v[one].copy() for k, v in r.codes.items()})
+
+
+# ---- points in order of time -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
