@@ -37,6 +37,42 @@ def energies(run: Path, *, name: str | None, row: int | None, device: str | None
 
     Raises `RunFileError`, and `AnalysisError` for an unknown device.
     """
+    found = _table(run, name, row, device)
+    if isinstance(found, Energy):
+        return [found]
+    table, is_late = found
+    rows = [r for r in table.phases if r.iterations and (_ASKED in r.group or (name is None and row is None))]
+    return [_energy(r, is_late) for r in sorted(rows, key=lambda r: _ORDER.index(r.provenance))]
+
+
+def figures(run: Path) -> list[Energy]:
+    """What each device took in a run (``phase`` is empty), then the energies of all kinds of phases, each with the
+    measured devices first. Raises `RunFileError`."""
+    found = _table(run, None, None, None)
+    assert not isinstance(found, Energy)
+    table, is_late = found
+    devices = [
+        Energy(
+            phase="",
+            energy_j=row.energy_j,
+            u95_j=row.u95_j,
+            seconds=row.time_s,
+            device=row.device,
+            provenance=row.provenance,
+            is_lower_bound=row.is_lower_bound,
+            note=row.note,
+        )
+        for row in table.runs
+    ]
+    phases = [_energy(row, is_late) for row in table.phases if row.iterations]
+    return [e for every in (devices, phases) for e in sorted(every, key=lambda e: _ORDER.index(e.provenance))]
+
+
+def _table(run: Path, name: str | None, row: int | None, device: str | None) -> tuple[PhaseTable, bool] | Energy:
+    """The table of what `energies` asks for, and whether some of its readings have not arrived; or why there is none.
+
+    The phases that are asked for have the attribute `_ASKED`.
+    """
     whole = read_run(run)
     p = whole.phases
     if row is not None:
@@ -48,21 +84,18 @@ def energies(run: Path, *, name: str | None, row: int | None, device: str | None
     if row is not None:
         is_late = is_late or bool(p.cut[row])
         if p.begin_ns[row] >= whole.end_ns:
-            return [Energy(p.classes[p.label[row]].name, is_so_far=True, note="its readings have not arrived yet")]
+            return Energy(p.classes[p.label[row]].name, is_so_far=True, note="its readings have not arrived yet")
         arrived |= asked
         p = replace(p, cut=p.cut & ~asked)  # what has arrived of it counts as the phase
     keep = (arrived | p.cut) & (p.begin_ns < whole.end_ns)
     p = replace(p, end_ns=np.minimum(p.end_ns, whole.end_ns))
-    is_chosen = row is not None or name is not None
-    if is_chosen:  # a group of their own, so that they have a row of their own
+    if row is not None or name is not None:  # a group of their own, so that they have a row of their own
         label, classes = p.label.copy(), list(p.classes)
         for i in np.unique(label[asked]):
             label[asked & (label == i)] = len(classes)
             classes.append(replace(classes[i], attributes={**classes[i].attributes, _ASKED: True}))
         p = replace(p, classes=tuple(classes), label=label)
-    table = phase_table(replace(whole, phases=kept(p, keep)), device)
-    rows = [r for r in table.phases if r.iterations and (_ASKED in r.group or not is_chosen)]
-    return [_energy(r, is_late) for r in sorted(rows, key=lambda r: _ORDER.index(r.provenance))]
+    return phase_table(replace(whole, phases=kept(p, keep)), device), is_late
 
 
 def _energy(row: PhaseRow, is_late: bool) -> Energy:

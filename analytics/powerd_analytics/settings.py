@@ -18,7 +18,8 @@ import numpy as np
 from powerd_analytics.runs.in_force import TOLERANCE_W, Enforced, Steps, steps_of, watts_text
 from powerd_analytics.runs.phases import is_number_cell, number
 from powerd_analytics.runs.ranks import device_identity
-from powerd_analytics.runs.run import Readings, Run, RunLine
+from powerd_analytics.runs.run import Run
+from powerd_client.signal import Readings, RunLine
 from powerd_core.model import QuantityConversion
 
 ENFORCED, STATED, REQUESTED, OBSERVED = "enforced", "stated", "requested", "observed"

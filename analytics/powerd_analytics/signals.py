@@ -177,7 +177,7 @@ class _Scan:
             low, high = self.range_w or (np.inf, -np.inf)
             self.range_w = min(low, float(watts.min())), max(high, float(watts.max()))
         if len(good):
-            begin, end = (_at(readings, slice(k, k + 1)) for k in (good[0], good[-1]))
+            begin, end = (readings.at(int(k)) for k in (good[0], good[-1]))
             self.ends, self.last_good = [self.ends[0] if self.ends else begin, end], int(first + good[-1])
         self.cuts.append(int(self.ends[1].t_ns[0]) if self.ends else -FAR_NS)
 
@@ -194,10 +194,6 @@ class _Scan:
 def _reach_ns(line: RunLine) -> int:
     a, is_counter = line.accuracy, isinstance(line.conversion, CounterConversion)
     return max(a.update_ns, a.reach_ns + 2 * a.centre_ns, line.period_ns if is_counter else 0)
-
-
-def _at(r: Readings, one: slice) -> Readings:
-    return Readings(r.t_ns[one].copy(), r.flags[one].copy(), {k: v[one].copy() for k, v in r.codes.items()})
 
 
 # ---- points in order of time -------------------------------------------------------------------------------------

@@ -43,11 +43,12 @@ from powerd_client.runfile import (
     write_numbers,
     write_strings,
 )
+from powerd_client.signal import arrays_of
 from powerd_client.visible_gpus import each_once
 from powerd_core.clock_comparison import ClockPiece, map_clock
 from powerd_core.errors import ClockError, RunFileError, WireError
 from powerd_core.marks import Edges, Marks
-from powerd_core.model import CLOCK_NAME, UNKNOWN_TIME_NS, Block, ClockExchange, Description, Flag, Gap, Stream, columns
+from powerd_core.model import CLOCK_NAME, UNKNOWN_TIME_NS, Block, ClockExchange, Description, Flag, Gap, Stream
 from powerd_core.serde import read_description, to_document
 from powerd_core.wire import Event, FrameReader, Garbage, Message, decode
 
@@ -483,8 +484,6 @@ def _write_stream(
 
 def batches(file: BinaryIO, frames: StreamFrames, stream: Stream) -> Iterator[Arrays]:
     """The stream's arrays, a few megabytes at a time, in the order of sequence numbers."""
-    types: dict[str, Any] = {"t_ns": "<i8", "dt_ns": "<i4", "flags": "<u2"}
-    types |= {c.name: np.dtype(c.typecode).newbyteorder("<") for c in stream.columns}
     batch: list[Arrays] = []
     size, numbers = 0, sorted(frames.blocks)
     for number in numbers:
@@ -492,8 +491,7 @@ def batches(file: BinaryIO, frames: StreamFrames, stream: Stream) -> Iterator[Ar
         file.seek(place.at)
         block = decode(file.read(place.size))
         assert isinstance(block, Block)
-        arrays: Arrays = {name: np.frombuffer(view, types[name]) for name, view in columns(block, stream).items()}
-        batch.append({name: a if name == "t_ns" else a.reshape(block.count, -1) for name, a in arrays.items()})
+        batch.append(arrays_of(block, stream))
         size += place.size
         if size >= _BATCH_BYTES or number == numbers[-1]:
             yield {name: np.concatenate([b[name] for b in batch]) for name in batch[0]}

@@ -160,6 +160,21 @@ class LiveRun:
             text = str(error) if isinstance(error, PowerdError) else f"{type(error).__name__}: {error}"
             return [Energy(name, note=text)]
 
+    def look(self, last_s: float) -> list[Energy]:
+        """What the devices took in the last seconds, and the mean energies of each kind of phase in them: empty until
+        there are readings. Raises nothing."""
+        try:
+            if (estimator := analytics()) is None:
+                return [Energy("", note=_install())]
+            with self._mutex, tempfile.TemporaryDirectory(prefix="powerd-live-") as folder:
+                run, _ = self._run(Path(folder), None, "", last_s)
+                energies: list[Energy] = estimator.figures(run)
+                return energies
+        except _NotYet:
+            return []
+        except Exception as error:  # noqa: BLE001  (as in `ask`)
+            return [Energy("", note=f"{type(error).__name__}: {error}")]
+
     def _run(self, folder: Path, number: int | None, name: str, last_s: float | None) -> tuple[Path, int | None]:
         """A run file of what is asked about, and the row of the phase that began with mark ``number``."""
         if not has_begun(self._journal):

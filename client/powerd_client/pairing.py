@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -156,14 +156,27 @@ def pair_marks(
     Phases nest within each thread. An end that fits no open phase is reported and dropped. Ending an outer phase cuts
     those that are still open inside it.
     """
-    pairing = _Pairing(spans, process, kinds, names, cuts)
+    pairing = Pairing(spans, process, kinds, names, cuts)
     for mark in marks:
         pairing.take(mark)
-    pairing.finish(last_ns)
+    _finish(pairing, spans, last_ns)
+
+
+class Spans(Protocol):
+    """Where a pairing puts phases; each has an index, and ``kind`` has the kind of those that are open."""
+
+    kind: Any
+    problems: list[tuple[int, str]]
+
+    def begin(self, mark: Mark, kind: int, parent: int, process: int, thread: int) -> int: ...
+
+    def end(self, index: int, mark: Mark, *, is_cut: bool) -> None: ...
 
 
 @dataclass(slots=True)
-class _Thread:
+class OpenThread:
+    """A thread of a process, as far as its marks have been paired."""
+
     number: int
     open: list[int] = field(default_factory=list)
     """Indices of its open phases, the outermost first."""
@@ -171,15 +184,16 @@ class _Thread:
 
 
 @dataclass(slots=True)
-class _Pairing:
-    """What `pair_marks` has come to."""
+class Pairing:
+    """Pairs the marks of one process as they come; arguments as of `pair_marks`."""
 
-    spans: PhaseSpans
+    spans: Spans
     process: int
     kinds: Mapping[int, int]
     names: Mapping[int, str]
     cuts: Mapping[int, int]
-    threads: dict[int, _Thread] = field(default_factory=dict)
+    threads: dict[int, OpenThread] = field(default_factory=dict)
+    """By the number of a mark's thread."""
     latest_ns: int = 0
     reported: set[str] = field(default_factory=set)
 
@@ -189,6 +203,7 @@ class _Pairing:
             self.spans.problems.append((t_ns, text))
 
     def take(self, mark: Mark) -> None:
+        """The next mark."""
         run_kind = self.kinds.get(mark.kind)
         self.latest_ns = max(self.latest_ns, mark.t_host_ns)
         if run_kind is None and mark.kind not in self.cuts:
@@ -196,7 +211,7 @@ class _Pairing:
             return
         thread = self.threads.get(mark.thread)
         if thread is None:
-            thread = self.threads[mark.thread] = _Thread(len(self.threads))
+            thread = self.threads[mark.thread] = OpenThread(len(self.threads))
         if mark.t_host_ns < thread.latest_ns and thread.open:
             # A phase cannot end before it begins, nor begin before the one around it: the mark moves to where it could
             # be at the earliest. The bound of a mark that a device has timed grows by as much.
@@ -229,16 +244,18 @@ class _Pairing:
             index = open_phases.pop()
             self.spans.end(index, mark, is_cut=is_cut or len(open_phases) > depth)
 
-    def finish(self, last_ns: int | None) -> None:
-        end_ns = max(self.latest_ns, last_ns or 0)
-        names = {self.kinds[number]: name for number, name in self.names.items() if number in self.kinds}
-        for index in (index for thread in self.threads.values() for index in thread.open):
-            if last_ns is not None:
-                name = names[self.spans.kind[index]]
-                self.report(end_ns, f"phase {name!r} was not ended: it is cut at the end of the run")
-            self.spans.end_ns[index] = end_ns
-            if self.spans.begin_bound_ns[index]:  # timed by a device, which never said when it came to the end
-                self.spans.end_bound_ns[index] = -1
+
+def _finish(pairing: Pairing, spans: PhaseSpans, last_ns: int | None) -> None:
+    """Cut the phases that are still open."""
+    end_ns = max(pairing.latest_ns, last_ns or 0)
+    names = {pairing.kinds[number]: name for number, name in pairing.names.items() if number in pairing.kinds}
+    for index in (index for thread in pairing.threads.values() for index in thread.open):
+        if last_ns is not None:
+            name = names[spans.kind[index]]
+            pairing.report(end_ns, f"phase {name!r} was not ended: it is cut at the end of the run")
+        spans.end_ns[index] = end_ns
+        if spans.begin_bound_ns[index]:  # timed by a device, which never said when it came to the end
+            spans.end_bound_ns[index] = -1
 
 
 # -- iterations that nobody marked -------------------------------------------------------------------------------------

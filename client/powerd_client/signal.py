@@ -19,6 +19,7 @@ from powerd_core.errors import AnalysisError
 from powerd_core.model import (
     BAD,
     Accuracy,
+    Block,
     Conversion,
     CounterConversion,
     Flag,
@@ -28,6 +29,7 @@ from powerd_core.model import (
     ScaledConversion,
     ShuntConversion,
     Stream,
+    columns,
 )
 
 Ints = NDArray[np.int64]
@@ -73,6 +75,12 @@ class Readings:
     t_ns: Ints
     flags: NDArray[np.uint16]
     codes: Mapping[str, NDArray[Any]]
+
+    def at(self, i: int) -> Readings:
+        """One reading alone, in memory of its own."""
+        one = slice(i, i + 1)
+        codes = {name: column[one].copy() for name, column in self.codes.items()}
+        return Readings(self.t_ns[one].copy(), self.flags[one].copy(), codes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +219,14 @@ class Signal:
             return np.zeros(len(dt))
         limit = np.where(self.flagged, FLAGGED_FACTOR, LATE_FACTOR) * self.spacing_ns
         return np.where(self.broken, dt, np.where(dt > limit, dt - self.spacing_ns, 0.0))
+
+
+def arrays_of(block: Block, stream: Stream) -> dict[str, NDArray[Any]]:
+    """The arrays of a block: ``t_ns`` [n], and ``dt_ns``, ``flags`` and the codes [n, lines]. Raises `WireError`."""
+    types: dict[str, Any] = {"t_ns": "<i8", "dt_ns": "<i4", "flags": "<u2"}
+    types |= {c.name: np.dtype(c.typecode).newbyteorder("<") for c in stream.columns}
+    arrays = {name: np.frombuffer(view, types[name]) for name, view in columns(block, stream).items()}
+    return {name: a if name == "t_ns" else a.reshape(block.count, -1) for name, a in arrays.items()}
 
 
 def make_signal(line: RunLine, readings: Readings, clock: RunClock | None = None) -> Signal:

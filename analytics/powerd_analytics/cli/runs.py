@@ -188,7 +188,7 @@ def top(
 
       joules top tcp://board:7360 --run run.h5
     """
-    from powerd_analytics.live.top import top as show
+    from powerd_analytics.top import top as show
 
     urls = [text if text.endswith(".h5") else control_url(text) for text in url]  # a run file has an answer of its own
     show(urls, run, keys=keys, once=once, as_json=format == "json")

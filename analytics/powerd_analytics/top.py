@@ -15,27 +15,30 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 from powerd_analytics.colours import REST, phase_colour
-from powerd_analytics.energy.reasons import OUT_OF_STEP
-from powerd_analytics.live.feed import (
+from powerd_analytics.energy.reasons import OUT_OF_STEP, moments_seen
+from powerd_analytics.text import bar, digits, seconds
+from powerd_client.live import (
     BETWEEN,
     DEFAULT_URL,
     DeviceFigures,
-    Feed,
+    Listener,
     LiveLine,
+    LivePowerd,
+    RecordingEnergies,
     RunPhases,
-    Watch,
     powerds_here,
     runs_here,
 )
-from powerd_analytics.text import bar, digits, seconds
+from powerd_client.live_energy import Energy
 from powerd_core.errors import ConfigError, PowerdError
-from powerd_core.text import printable
+from powerd_core.text import printable, with_u95
 
 _NARROW, _MIDDLE = 50, 76
 """Columns of a terminal from which tables have more of their own."""
@@ -57,14 +60,19 @@ def top(
         with contextlib.suppress(PowerdError):  # it may just have ended
             phases = RunPhases(newest)
             break
-    watch = _open(urls, keys, phases, _RECORDER_S if has_waited else 0.0)
+    listener = _open(urls, keys, phases, _RECORDER_S if has_waited else 0.0)
+    energies = None if phases is None else RecordingEnergies(phases)
     try:
+        if energies is not None and not once:
+            energies.start()
         if once or as_json or not (sys.stdin.isatty() and sys.stdout.isatty()):
-            _print_lines(watch, phases, once=once, as_json=as_json)
+            _print_lines(listener, phases, energies, once=once, as_json=as_json)
         else:
-            _show(watch, phases)
+            _show(listener, phases, energies)
     finally:
-        watch.close()
+        if energies is not None:
+            energies.close()
+        listener.close()
 
 
 def _await(run: Path) -> bool:
@@ -78,7 +86,7 @@ def _await(run: Path) -> bool:
     return True
 
 
-def _open(urls: Sequence[str], keys: Path | None, run: RunPhases | None, patience_s: float) -> Watch:
+def _open(urls: Sequence[str], keys: Path | None, run: RunPhases | None, patience_s: float) -> Listener:
     """The powerds that are named, else the one of this machine that the run records, else any of this machine.
 
     ``patience_s``: how long to look for the run's, which may have been started just now.
@@ -90,37 +98,43 @@ def _open(urls: Sequence[str], keys: Path | None, run: RunPhases | None, patienc
     while True:
         for choice in [urls] if urls else [[url] for url in (*powerds_here(), DEFAULT_URL)]:
             try:
-                watch = Watch(choice, keys)
+                listener = Listener(choice, keys)
             except PowerdError:  # of somebody else, or just ending
                 if urls:
                     raise
                 continue
-            if (run is not None and watch.follow(run)) or is_any or urls:
-                return watch
-            watch.close()
+            if (run is not None and listener.follow(run)) or is_any or urls:
+                return listener
+            listener.close()
         if is_any:
             raise ConfigError(f"no powerd answers on this machine: name one, as in `joules top {DEFAULT_URL}`")
         is_any = time.monotonic() >= deadline_s
         time.sleep(0.0 if is_any else _LOOK_S)
 
 
-def _print_lines(watch: Watch, run: RunPhases | None, *, once: bool, as_json: bool) -> None:
+def _print_lines(
+    listener: Listener, run: RunPhases | None, energies: RecordingEnergies | None, *, once: bool, as_json: bool
+) -> None:
     due_s = time.monotonic() + _LINE_S
     while True:
-        watch.step(min(max(due_s - time.monotonic(), 0.0), 0.05))
+        listener.step(min(max(due_s - time.monotonic(), 0.0), 0.05))
         if time.monotonic() < due_s:
             continue
         due_s += _LINE_S
-        print(json.dumps(document(watch, run)) if as_json else printable(one_line(watch, run)), flush=True)
+        if once and energies is not None:
+            energies.look()
+        known = energies.latest if energies is not None else ()
+        text = json.dumps(document(listener, run, known)) if as_json else printable(one_line(listener, run, known))
+        print(text, flush=True)
         if once:
             return
 
 
-def _show(watch: Watch, run: RunPhases | None) -> None:
-    screen, descriptor, due_s = Screen(watch, run), sys.stdin.fileno(), 0.0
+def _show(listener: Listener, run: RunPhases | None, energies: RecordingEnergies | None) -> None:
+    screen, descriptor, due_s = Screen(listener, run, energies), sys.stdin.fileno(), 0.0
     with _raw_keys(descriptor), Live(console=Console(), screen=True, auto_refresh=False) as live:
         while True:
-            if watch.step(0.05, descriptor):
+            if listener.step(0.05, descriptor):
                 keys = os.read(descriptor, 64).decode(errors="replace")
                 if not keys or "q" in keys or "\x03" in keys:
                     return
@@ -146,23 +160,26 @@ def _raw_keys(descriptor: int) -> Iterator[None]:
 class Screen:
     """All of it for a terminal of any size, made anew for each look."""
 
-    def __init__(self, watch: Watch, run: RunPhases | None = None) -> None:
-        self._watch, self._run = watch, run
+    def __init__(
+        self, listener: Listener, run: RunPhases | None = None, energies: RecordingEnergies | None = None
+    ) -> None:
+        self._listener, self._run, self._energies = listener, run, energies
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         width, height = options.max_width, options.height or console.height
         parts: list[Any] = [Text(printable(line), no_wrap=True, overflow="ellipsis") for line in self._head()]
-        devices = [self._device(d, width) for d in self._watch.devices()]
-        parts.append(_table(("device", "W", "J", "", "")[: 5 if width >= _NARROW else 3], devices))
+        devices = [self._device(d, width) for d in self._listener.devices()]
+        own = ("device", "W", "J", *(() if self._energies is None else ("W of 60 s",)), "", "")
+        parts.append(_table(own if width >= _NARROW else own[:3], devices))
         on_device, phases = self._phases(width) if width >= _NARROW else ("", [])
         # What does not fit is counted, never cut off silently.
         room = max(height - len(parts) - len(devices) - 3, 1)
         if phases and room > 4:
-            parts.append(_table((on_device, "n", "W", "J", "share", ""), phases[: min(room - 3, _MOST_PHASES)]))
+            headings = (on_device, "n", "W", "J", "J each", "share", "")
+            parts.append(_table(headings, phases[: min(room - 3, _MOST_PHASES)]))
             room = max(room - 1 - min(len(phases), room - 3, _MOST_PHASES), 1)
-        lines = sorted(self._watch.lines(), key=lambda line: line.line.name)
-        headings = ("line", "W", "J", "Hz", "flagged", "")
-        shown = headings[: 6 if width >= _MIDDLE else 4 if width >= _NARROW else 3]
+        lines = sorted(self._listener.lines(), key=lambda line: line.line.name)
+        shown = ("line", "W", "J", "Hz", "flagged", "")[: 6 if width >= _MIDDLE else 4 if width >= _NARROW else 3]
         most = room - 1 - (len(lines) > room - 1) if room > 2 else 1
         parts.append(_table(shown, [_row(line) for line in lines[:most]]))
         if len(lines) > most:
@@ -175,10 +192,13 @@ class Screen:
         name = Text(printable(d.device))
         if d.provenance != "measured":
             name = Text.assemble(name, " ", (d.provenance.upper(), "bold black on yellow"))
-        watts = list(self._watch.sparks[d.device, d.provenance])[-max(width - 54, 8) :]
+        room = width - 54 - 16 * (self._energies is not None)
+        watts = list(self._listener.sparks[d.device, d.provenance])[-max(room, 8) :]
         most = max((w for w in watts if w is not None), default=0.0)
         scale = f"0 to {digits(most, 3)} W" if most > 0 else ""
-        return name, digits(d.power_w), digits(d.energy_j), sparkline(watts, most), scale
+        now = (name, digits(d.power_w), digits(d.energy_j))
+        mean = () if self._energies is None else (mean_power(d, self._energies.latest),)
+        return *now, *mean, sparkline(watts, most), scale
 
     def _phases(self, width: int) -> tuple[str, list[tuple[str | Text, ...]]]:
         """The phases of a run with their joules on the device that took most, and its name: those with most first."""
@@ -190,22 +210,23 @@ class Screen:
         rows: list[tuple[str | Text, ...]] = []
         for name, value in sorted(joules.items(), key=lambda own: -own[1]):
             share, time_s = value / total if total > 0 else 0.0, run.seconds[name]
-            strip = Text(bar(share, max(width - 54, 6)), style=REST if name == BETWEEN else phase_colour(name))
+            strip = Text(bar(share, max(width - 70, 6)), style=REST if name == BETWEEN else phase_colour(name))
             watts = digits(value / time_s if time_s > 0 else None, 3)
-            rows.append((name, str(run.ended[name] or ""), watts, digits(value), f"{100 * share:.0f} %", strip))
+            each = energy_each(name, device, self._energies.latest if self._energies is not None else ())
+            rows.append((name, str(run.ended[name] or ""), watts, digits(value), each, f"{100 * share:.0f} %", strip))
         return f"phase on {device}", rows
 
     def _head(self) -> list[str]:
-        elapsed = timedelta(seconds=int(self._watch.elapsed_s))
-        since = "since the run began" if self._watch.is_since_run else "since then"
+        elapsed = timedelta(seconds=int(self._listener.elapsed_s))
+        since = "since the run began" if self._listener.is_since_run else "since then"
         lines = [f"joules top · listening for {elapsed}: joules are {since}"]
-        lines += [f"{f.board.description.board} {f.url} · {state(f)}" for f in self._watch.feeds]
+        lines += [f"{p.board.description.board} {p.url} · {state(p)}" for p in self._listener.powerds]
         if (run := self._run) is not None:
             ended = "has ended" if run.is_over else timedelta(seconds=int(run.elapsed_s))
             phases = run.current()
             lines.append(f"run {run.run.name} · {ended}{'' if phases else ' · no phases marked yet'}")
             lines += [f"  {p.process}: {'/'.join(p.path) or 'between phases'} · {p.ended} ended" for p in phases]
-            if names := run.in_step(self._watch.feeds):
+            if names := in_step(run, self._listener.powerds):
                 lines.append(f"! {', '.join(names)} in lock step with the phases: {OUT_OF_STEP}")
         return lines
 
@@ -221,7 +242,7 @@ def _table(headings: Sequence[str], rows: Sequence[Sequence[str | Text]]) -> Tab
     """The first columns of the rows, as many as there are headings; figures to the right."""
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
     for heading in headings:
-        is_figure = heading in ("W", "J", "Hz", "flagged", "n", "share")
+        is_figure = heading in ("W", "J", "Hz", "flagged", "n", "share", "W of 60 s", "J each")
         table.add_column(heading, justify="right" if is_figure else "left", no_wrap=True, overflow="ellipsis")
     for row in rows:
         cells = row[: len(headings)]
@@ -237,9 +258,43 @@ def sparkline(values: Sequence[float | None], most: float) -> str:
 # ---- words and figures -------------------------------------------------------------------------------------------
 
 
-def state(feed: Feed) -> str:
+def mean_power(device: DeviceFigures, energies: Sequence[Energy]) -> str:
+    """The mean power of the last minute with its 95 % interval, as the estimator of the tables has it."""
+    own = [e for e in energies if not e.phase and (e.device, e.provenance) == (device.device, device.provenance)]
+    if not own or own[0].energy_j is None or not own[0].seconds:
+        return ""
+    per_s = 1 / own[0].seconds
+    u95_w = None if own[0].u95_j is None else own[0].u95_j * per_s
+    return with_u95(own[0].energy_j * per_s, u95_w, is_lower_bound=own[0].is_lower_bound)
+
+
+def energy_each(phase: str, device: str, energies: Sequence[Energy]) -> str:
+    """The mean joules of the phases of a name in the last minute, with their 95 % interval."""
+    own = [e for e in energies if (e.phase, e.device) == (phase, device)]
+    if not own:
+        return ""
+    most = max(own, key=lambda e: e.count)  # there may be several groups of it
+    return "n.r." if most.energy_j is None else with_u95(most.energy_j, most.u95_j, is_lower_bound=most.is_lower_bound)
+
+
+def in_step(run: RunPhases, powerds: Sequence[LivePowerd]) -> list[str]:
+    """Lines that see the same few moments of each repetition of the phase that takes most time: lock step."""
+    phases = {name: seconds for name, seconds in run.seconds.items() if name != BETWEEN}
+    begin_ns = run.begins_ns(max(phases, key=phases.__getitem__)) if phases else np.zeros(0, np.int64)
+    if not len(begin_ns):
+        return []
+    return [
+        line.line.name
+        for powerd in powerds
+        for lines in powerd.board.devices.values()
+        for line in lines
+        if moments_seen(np.arange(begin_ns[0], begin_ns[-1], max(line.line.period_ns, 1)), begin_ns)
+    ]
+
+
+def state(powerd: LivePowerd) -> str:
     """What was lost of a powerd, how well its clock is known, and its trouble."""
-    board, refused, bound_s = feed.board, feed.link.refused, feed.clock_bound_s
+    board, refused, bound_s = powerd.board, powerd.link.refused, powerd.clock_bound_s
     bad = sum(line.bad for line in board.lines.values())
     unknown = f", {board.unknown_gaps} of unknown length" if board.unknown_gaps else ""
     parts = [f"{board.gaps} gaps, {board.lost_scans} scans lost{unknown} ({board.last_cause})"] if board.gaps else []
@@ -247,19 +302,22 @@ def state(feed: Feed) -> str:
     parts += [f"{refused} frames refused"] if refused else []
     parts = parts or ["nothing lost"]
     parts.append(f"clock ± {seconds(bound_s)}" if bound_s is not None else "clock not compared yet")
-    parts += [f"restarted {feed.restarts} times"] if feed.restarts else []
-    return " · ".join([*parts, *([f"! {feed.trouble}"] if feed.trouble else [])])
+    parts += [f"restarted {powerd.restarts} times"] if powerd.restarts else []
+    return " · ".join([*parts, *([f"! {powerd.trouble}"] if powerd.trouble else [])])
 
 
-def one_line(watch: Watch, run: RunPhases | None = None) -> str:
+def one_line(listener: Listener, run: RunPhases | None = None, energies: Sequence[Energy] = ()) -> str:
     """All devices in one line of text, for where there is no terminal."""
-    parts = [str(timedelta(seconds=int(watch.elapsed_s)))]
-    parts += [f"{d.device} {digits(d.power_w)} W {digits(d.energy_j)} J ({d.provenance})" for d in watch.devices()]
+    parts = [str(timedelta(seconds=int(listener.elapsed_s)))]
+    for d in listener.devices():
+        mean = mean_power(d, energies)
+        of_minute = f", {mean} W over 60 s" if mean else ""
+        parts.append(f"{d.device} {digits(d.power_w)} W {digits(d.energy_j)} J ({d.provenance}){of_minute}")
     parts += [f"{p.process} {'/'.join(p.path) or 'between phases'}" for p in (run.current() if run else ())]
-    return " · ".join([*parts, *map(state, watch.feeds)])
+    return " · ".join([*parts, *map(state, listener.powerds)])
 
 
-def document(watch: Watch, run: RunPhases | None = None) -> dict[str, Any]:
+def document(listener: Listener, run: RunPhases | None = None, energies: Sequence[Energy] = ()) -> dict[str, Any]:
     """The same and every line, for JSON. SI units are in the names; what is not known is null."""
     recording = None
     if run is not None:
@@ -270,26 +328,27 @@ def document(watch: Watch, run: RunPhases | None = None) -> dict[str, Any]:
             for name, joules in own.items()
         ]
         recording = {"path": str(run.run), "is_over": run.is_over, "processes": processes, "phases": phases}
-        recording["in_step"] = run.in_step(watch.feeds)
+        recording["in_step"] = in_step(run, listener.powerds)
+        recording["last_minute"] = [asdict(energy) for energy in energies]
     return {
-        "elapsed_s": round(watch.elapsed_s, 3),
-        "since_run": watch.is_since_run,
+        "elapsed_s": round(listener.elapsed_s, 3),
+        "since_run": listener.is_since_run,
         "run": recording,
-        "devices": [asdict(figures) for figures in watch.devices()],
+        "devices": [asdict(figures) for figures in listener.devices()],
         "powerds": [
             {
-                "url": feed.url,
-                "board": feed.board.description.board,
-                "clock_bound_s": feed.clock_bound_s,
-                "gaps": feed.board.gaps,
-                "lost_scans": feed.board.lost_scans,
-                "gaps_of_unknown_length": feed.board.unknown_gaps,
-                "frames_refused": feed.link.refused,
-                "restarts": feed.restarts,
-                "trouble": feed.trouble,
-                "lines": [_line_document(line) for line in feed.board.lines.values()],
+                "url": powerd.url,
+                "board": powerd.board.description.board,
+                "clock_bound_s": powerd.clock_bound_s,
+                "gaps": powerd.board.gaps,
+                "lost_scans": powerd.board.lost_scans,
+                "gaps_of_unknown_length": powerd.board.unknown_gaps,
+                "frames_refused": powerd.link.refused,
+                "restarts": powerd.restarts,
+                "trouble": powerd.trouble,
+                "lines": [_line_document(line) for line in powerd.board.lines.values()],
             }
-            for feed in watch.feeds
+            for powerd in listener.powerds
         ],
     }
 

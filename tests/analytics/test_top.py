@@ -7,7 +7,6 @@ import os
 import pty
 import re
 import select
-import shutil
 import signal
 import struct
 import subprocess
@@ -15,32 +14,19 @@ import sys
 import termios
 import time
 from contextlib import closing
+from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import zmq
-from hypothesis import given
-from hypothesis import strategies as st
 from rich.console import Console
 
-from powerd_analytics.live.feed import LiveBoard, RunPhases, Watch, powerds_here, runs_here
-from powerd_analytics.live.top import Screen, document, one_line
+from powerd_analytics.top import Screen, document, one_line
 from powerd_client.hostclock import now_ns
+from powerd_client.live import Listener, RunPhases
+from powerd_client.live_energy import Energy
 from powerd_client.marks import MarkWriter
-from powerd_core.errors import RunFileError
-from powerd_core.model import (
-    UNKNOWN_TIME_NS,
-    Column,
-    CounterConversion,
-    Description,
-    Device,
-    Gap,
-    Line,
-    Provenance,
-    Stream,
-)
 from powerd_core.wire import encode
-from support.fake_daemon import PERIOD_NS, FakeDaemon, make_block, make_description, make_stream
+from support.fake_daemon import PERIOD_NS, FakeDaemon
 
 EPOCH = 5
 DEADLINE_S = 60
@@ -65,72 +51,19 @@ def journal(tmp_path):
     return path
 
 
-def board_of(stream):
-    return LiveBoard(make_description(stream, EPOCH))
-
-
-@given(st.lists(st.lists(st.integers(0, 300_000), min_size=1, max_size=8), min_size=1, max_size=8))
-def test_joules_do_not_depend_on_how_readings_are_cut_into_blocks(pieces):
-    stream = make_stream()
-    board, at = board_of(stream), 10**9
-    for number, powers in enumerate(pieces):
-        board.take(make_block(stream, EPOCH, number, at, powers))
-        at += len(powers) * PERIOD_NS
-    watts = np.array([p for piece in pieces for p in piece]) * 1e-3
-    expected = float(np.sum((watts[1:] + watts[:-1]) / 2)) * PERIOD_NS * 1e-9
-    for line in board.lines.values():
-        assert line.energy_j == pytest.approx(expected, abs=1e-9)
-        assert line.readings == len(watts)
-        assert line.covered_s == pytest.approx((len(watts) - 1) * PERIOD_NS * 1e-9)
-
-
-def test_a_gap_is_counted_and_not_bridged():
-    stream = make_stream()
-    board = board_of(stream)
-    board.take(make_block(stream, EPOCH, 0, 10**9, [1000] * 11))
-    board.take(Gap(0, EPOCH, 1, 10**9, 5 * 10**9, 1, 4000, "sensor lost"))
-    board.take(make_block(stream, EPOCH, 2, 5 * 10**9, [1000] * 11))
-    board.take(Gap(0, EPOCH, 3, UNKNOWN_TIME_NS, 6 * 10**9, 1, -1, "no longer in powerd's ring"))
-    board.take(Gap(0, EPOCH + 1, 3, 0, 0, 1, 7, "of another life"))
-    assert board.lines["gpu0.rail_0"].energy_j == pytest.approx(0.02)
-    assert (board.gaps, board.unknown_gaps, board.lost_scans) == (2, 1, 4000)
-
-
-def test_flagged_readings_are_no_values():
-    stream = make_stream(lines=1)
-    board = board_of(stream)
-    block = make_block(stream, EPOCH, 0, 10**9, [1000, 999_999, 1000])
-    payload = bytearray(block.payload)
-    payload[3 * 8 + 3 * 4 + 2] = 8  # the second reading's flags: the transfer failed
-    board.take(type(block)(0, EPOCH, 0, block.t_first_ns, block.t_last_ns, 3, block.layout, bytes(payload)))
-    line = board.lines["gpu0.rail_0"]
-    assert (line.bad, line.readings) == (1, 3)
-    assert line.energy_j == pytest.approx(1.0 * 2 * PERIOD_NS * 1e-9)
-
-
-def test_a_counter_misses_nothing_in_a_gap_and_wraps():
-    line = Line("gpu0.e", "gpu0", CounterConversion("power_mw", 0.5, 0.0, 32), Provenance.MEASURED)
-    stream = Stream(0, "fake", (Column("power_mw", "I"),), (line,), PERIOD_NS)
-    board = LiveBoard(Description("b", "0", EPOCH, "", "tcp://*:1", (stream,), (Device("gpu0", ("gpu0.e",)),)))
-    board.take(make_block(stream, EPOCH, 0, 10**9, [2**32 - 10, 2**32 - 4]))
-    board.take(Gap(0, EPOCH, 1, 10**9, 2 * 10**9, 1, 9, "lost"))
-    board.take(make_block(stream, EPOCH, 2, 2 * 10**9, [6, 10]))
-    assert board.lines["gpu0.e"].energy_j == pytest.approx(20 * 0.5)
-
-
-def listen(watch, done):
+def listen(listener, done):
     deadline = time.monotonic() + DEADLINE_S
     while not done():
         assert time.monotonic() < deadline
-        watch.step(0.01)
+        listener.step(0.01)
 
 
 def listening(daemon):
-    """A watch that has heard something."""
+    """A listener that has heard something."""
     daemon.add_block([50_000] * 10)
-    watch = Watch([daemon.url])
-    listen(watch, lambda: any(line.readings for line in watch.lines()))
-    return closing(watch)
+    listener = Listener([daemon.url])
+    listen(listener, lambda: any(line.readings for line in listener.lines()))
+    return closing(listener)
 
 
 def printed(screen, width, height=40):
@@ -140,17 +73,20 @@ def printed(screen, width, height=40):
 
 
 def test_it_listens_as_any_reader_does(daemon):
-    with listening(daemon) as watch:
+    with listening(daemon) as listener:
         for number in range(1, 4):
             daemon.add_block([50_000] * 10, daemon.now_ns() + number * 10 * PERIOD_NS)
-        listen(watch, lambda: all(line.readings >= 40 for line in watch.lines()) and watch.feeds[0].clock_bound_s)
-        (device,) = watch.devices()
+        listen(
+            listener,
+            lambda: all(line.readings >= 40 for line in listener.lines()) and listener.powerds[0].clock_bound_s,
+        )
+        (device,) = listener.devices()
         assert device.power_w == pytest.approx(100)
-        assert device.energy_j == pytest.approx(sum(line.energy_j for line in watch.lines()))
-        (powerd,) = json.loads(json.dumps(document(watch)))["powerds"]
+        assert device.energy_j == pytest.approx(sum(line.energy_j for line in listener.lines()))
+        (powerd,) = json.loads(json.dumps(document(listener)))["powerds"]
         assert powerd["lines"][0]["provenance"] == "simulated"
         assert powerd["clock_bound_s"] < 1
-        assert re.search(r"gpu0 100\.00? W", one_line(watch))
+        assert re.search(r"gpu0 100\.00? W", one_line(listener))
 
 
 def test_phases_get_the_joules_of_their_time_since_the_run_began(daemon, journal):
@@ -162,9 +98,9 @@ def test_phases_get_the_joules_of_their_time_since_the_run_began(daemon, journal
     (journal / "journal.bin").write_bytes(encode(first))
     writer.mark(outer)
     writer.mark(inner)
-    with closing(Watch([daemon.url])) as watch:
+    with closing(Listener([daemon.url])) as listener:
         run = RunPhases(journal.with_name("run.h5"))
-        watch.follow(run)
+        listener.follow(run)
 
         def given(name):
             return run.energies.get(("gpu0", "simulated"), {}).get(name, 0.0)
@@ -176,17 +112,34 @@ def test_phases_get_the_joules_of_their_time_since_the_run_began(daemon, journal
             ends.append(max(daemon.now_ns(), ends[-1]) + 10 * PERIOD_NS)
             return daemon.add_block([50_000] * 10, ends[-1] - 10 * PERIOD_NS)
 
-        listen(watch, lambda: more() and given("forward") > 1)
-        assert watch.is_since_run
+        listen(listener, lambda: more() and given("forward") > 1)
+        assert listener.is_since_run
         assert given("forward") / run.seconds["forward"] == pytest.approx(100, rel=0.01)
         writer.mark(~inner)
-        listen(watch, lambda: more() and given("training") > 0.1)
-        (figures,) = watch.devices()
+        listen(listener, lambda: more() and given("training") > 0.1)
+        (figures,) = listener.devices()
         assert sum(run.energies["gpu0", "simulated"].values()) <= figures.energy_j
-        text = printed(Screen(watch, run), 80, 24)
+        text = printed(Screen(listener, run), 80, 24)
         assert len(text.splitlines()) <= 24
         assert re.search(r"phase on gpu0 .*\n(.*\n)?forward +1 +100\S* ", text)
-        phases = {p["phase"]: p for p in document(watch, run)["run"]["phases"]}
+        minute = [
+            Energy("", 6000.0, 60.0, 60.0, device="gpu0", provenance="simulated"),
+            Energy("forward", 1.5, 0.02, 0.015, 10, "gpu0", "simulated"),
+            Energy("training", None, None, 0.1, 10, "gpu0", "simulated", note="not resolvable: why"),
+        ]
+        text = printed(Screen(listener, run, SimpleNamespace(latest=minute)), 80, 24)
+        assert max(map(len, text.splitlines())) <= 80
+        assert re.search(r"gpu0 SIMULATED +\S+ +\S+ +100.0 ± 1.0 ", text)
+        assert re.search(r"phase on gpu0 +n +W +J +J each +share", text)
+        assert re.search(r"forward +1 +100\S* +\S+ +1.500 ± 0.020 +\d+ % ", text)
+        assert re.search(r"training +100\S* +\S+ +n.r. +\d+ % ", text)
+        assert "100.0 ± 1.0 W over 60 s" in one_line(listener, run, minute)
+        told = json.loads(json.dumps(document(listener, run, minute)))["run"]["last_minute"]
+        assert [(e["phase"], e["energy_j"], e["u95_j"]) for e in told][1:] == [
+            ("forward", 1.5, 0.02),
+            ("training", None, None),
+        ]
+        phases = {p["phase"]: p for p in document(listener, run)["run"]["phases"]}
         assert phases["forward"]["ended"] == 1
     writer.close()
 
@@ -199,10 +152,10 @@ def test_lock_step_of_readings_and_phases_is_told_while_it_happens(daemon, journ
     for i in range(60):
         writer.mark_at(kind, begin + i * length)
         writer.mark_at(~kind, begin + i * length + length // 2)
-    with listening(daemon) as watch:
+    with listening(daemon) as listener:
         run = RunPhases(journal.with_name("run.h5"))
-        watch.follow(run)
-        assert document(watch, run)["run"]["in_step"] == []
+        listener.follow(run)
+        assert document(listener, run)["run"]["in_step"] == []
 
         ends = [daemon.now_ns()]
 
@@ -210,44 +163,11 @@ def test_lock_step_of_readings_and_phases_is_told_while_it_happens(daemon, journ
             ends.append(max(daemon.now_ns(), ends[-1]) + 10 * PERIOD_NS)
             return daemon.add_block([50_000] * 10, ends[-1] - 10 * PERIOD_NS)
 
-        listen(watch, lambda: more() and run.seconds.get("forward", 0.0) > 29 * length * 1e-9)
-        assert document(watch, run)["run"]["in_step"] == (["gpu0.rail_0", "gpu0.rail_1"] if is_told else [])
-        text = " ".join(printed(Screen(watch, run), 80).split())
+        listen(listener, lambda: more() and run.seconds.get("forward", 0.0) > 29 * length * 1e-9)
+        assert document(listener, run)["run"]["in_step"] == (["gpu0.rail_0", "gpu0.rail_1"] if is_told else [])
+        text = " ".join(printed(Screen(listener, run), 80).split())
         assert ("gpu0.rail_0, gpu0.rail_1 in lock step with the phases: another batch size" in text) == is_told
     writer.close()
-
-
-def test_the_current_phase_is_read_from_the_marks(journal):
-    writer = MarkWriter(journal, segment_records=4)
-    outer, inner = (writer.kind(name, {}, "host") for name in ("training", "forward"))
-    watched = RunPhases(journal.with_name("run.h5"))
-    writer.mark(outer)
-    writer.mark(inner)
-    assert [p.path for p in watched.current()] == [("training", "forward")]
-    for _ in range(6):
-        writer.mark(~inner)
-        assert [p.path for p in watched.current()] == [("training",)]
-        writer.mark(inner)
-        assert watched.current()[0].path == ("training", "forward")
-    for old in sorted(journal.glob("marks-*.bin"))[:3]:
-        old.unlink()  # as the recorder does
-    writer.mark(~inner)
-    writer.mark(~outer)
-    assert [(p.path, p.ended) for p in watched.current()] == [((), 8)]
-    assert RunPhases(journal.with_name("run.h5")).current()[0].path == ()
-    writer.close()
-    shutil.rmtree(journal)
-    watched.current()
-    assert watched.is_over
-    with pytest.raises(RunFileError):
-        RunPhases(journal.with_name("run.h5"))
-
-
-def test_runs_of_this_machine_are_found(journal):
-    with (journal / "journal.bin").open("ab"):
-        assert journal.with_name("run.h5") in runs_here()
-    assert journal.with_name("run.h5") not in runs_here()
-    assert all("://" in url for url in powerds_here())
 
 
 class Terminal:

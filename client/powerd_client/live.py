@@ -1,17 +1,19 @@
-"""What `joules top` knows: powerds listened to as any other reader does, and running figures of their lines.
+"""Running joules of lines and phases: of powerds that are listened to, and of a recording that goes on.
 
-Joules are the integral between readings, on the board's clock, since this began to listen, or since a run began, as far
-as powerd's ring goes back. A stretch in which readings were lost is left out and counted as missing, except for lines
-that count energy themselves.
+A powerd is listened to as any other reader does. Joules are the integral between readings, on the board's clock, since
+this began to listen, or since a run began, as far as powerd's ring goes back. A stretch in which readings were lost is
+left out, except for lines that count energy themselves. What a phase takes, and the mean power of the last minute, each
+with its uncertainty, come from the estimator of the tables (`RecordingEnergies`), as those of `Meter.energies` do.
 """
 
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 import tomllib
 from collections import Counter, defaultdict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice, pairwise
 from pathlib import Path
@@ -21,37 +23,39 @@ import numpy as np
 import zmq
 from numpy.typing import NDArray
 
-from powerd_analytics.energy.reasons import moments_seen
 from powerd_client.hostclock import now_ns
-from powerd_client.journal import MarkTail, read_events
+from powerd_client.journal import MarkTail, journal_path, read_events, run_of
 from powerd_client.link import BoardLink
+from powerd_client.live_energy import Energy, LiveRun
+from powerd_client.pairing import Pairing, ProcessNames
 from powerd_client.phase import BASELINE
 from powerd_client.recover import open_run
-from powerd_client.signal import Readings, RunLine, make_signal
+from powerd_client.signal import Readings, RunLine, arrays_of, columns_of, good_readings, joined_readings, make_signal
 from powerd_core.errors import PowerdError, RunFileError
 from powerd_core.marks import Mark
-from powerd_core.model import Block, Description, Gap, Line, QuantityConversion, Stream, columns
+from powerd_core.model import Block, Description, Gap, QuantityConversion
 
 WINDOW_NS = 1_000_000_000
 """Watts and rates are means over the last second, or the last reading's interval where that is longer."""
+MINUTE_S = 60.0
+"""The energies with an uncertainty are those of the last minute."""
 _EXCHANGE_NS = 500_000_000
 _BEGINS = 200
-"""Repetitions of a phase that are looked at for lock step."""
+"""Repetitions of a phase that are remembered, to see whether readings are in step with them."""
 _DRIFT = 100e-6
 """So much a clock may go wrong while no exchange is made (`powerd_core.clock_comparison`'s default)."""
 _QUIET_S = 3.0
 BETWEEN = "between phases"
 _SPARKS, _FIRST_EVENTS, _ADD_S = 60, 1000, 0.2
-
-Columns = Mapping[str, NDArray[Any]]
+_LOOK_S, _LOOK_SHARE = 5.0, 0.2
+"""The energies of a recording are worked out so often, and take this share of a processor at most."""
 
 
 @dataclass(slots=True)
 class LiveLine:
     """One line since it was first heard."""
 
-    line: Line
-    info: RunLine
+    line: RunLine
     feeds: bool
     """Whether the sum of its device holds it."""
     energy_j: float = 0.0
@@ -60,42 +64,43 @@ class LiveLine:
     bad: int = 0
     value: float | None = None
     """Of a line that is neither power nor energy: its latest value."""
-    last: Columns | None = None
-    """The latest reading, with which the next one makes an interval."""
+    last: Readings | None = None
+    """The latest good reading, with which the next one makes an interval."""
     recent: deque[tuple[int, float, float, int]] = field(default_factory=deque)
     """Of the last second: end (board time), joules, seconds, readings."""
     trail: deque[tuple[NDArray[np.int64], NDArray[np.float64]]] = field(default_factory=lambda: deque(maxlen=1024))
     """Board times and joules until then of the readings that no phase has been given yet."""
     heard_s: float = 0.0
 
-    def take(self, codes: Columns) -> None:
+    def take(self, readings: Readings) -> None:
         """Readings as they came, times increasing."""
-        n, joules, seconds = len(codes["t_ns"]), 0.0, 0.0
+        n = len(readings.t_ns)
         self.readings += n
         if isinstance(self.line.conversion, QuantityConversion):
-            self.value = float(codes[self.line.conversion.column][-1]) * self.line.conversion.per_code
-            self._remember(int(codes["t_ns"][-1]), 0.0, 0.0, n)
+            self._take_value(readings, self.line.conversion)
             return
-        joined = codes if self.last is None else {k: np.concatenate([self.last[k], v]) for k, v in codes.items()}
-        values = {k: v for k, v in joined.items() if k not in ("t_ns", "flags")}
-        signal = make_signal(self.info, Readings(joined["t_ns"], joined["flags"], values))
+        joined = readings if self.last is None else joined_readings([self.last, readings])
+        signal = make_signal(self.line, joined)
         self.bad += signal.bad
         if not len(signal):
             return
         t_ns = int(signal.t_ns[-1])
         if len(signal) > 1:
-            dt = np.diff(signal.t_ns) * 1e-9
-            known = ~signal.broken if signal.is_counter else np.ones(len(dt), bool)
-            steps = np.diff(signal.value) if signal.is_counter else (signal.value[1:] + signal.value[:-1]) / 2 * dt
-            joules, seconds = float(steps[known].sum()), float(dt[known].sum())
-            until_j = self.energy_j + np.concatenate([[0.0], np.cumsum(np.where(known, steps, 0.0))])
-            self.trail.append((signal.t_ns, until_j))
+            until_j = signal.integral().between(signal.t_ns[0], signal.t_ns)
+            joules, seconds = float(until_j[-1]), float(np.diff(signal.t_ns)[~signal.broken].sum() * 1e-9)
+            self.trail.append((signal.t_ns, self.energy_j + until_j))
             self.heard_s = time.monotonic()
             self.energy_j += joules
             self.covered_s += seconds
             self._remember(t_ns, joules, seconds, n)
-        at = int(np.flatnonzero(joined["t_ns"] == t_ns)[-1])
-        self.last = {k: v[at : at + 1] for k, v in joined.items()}
+        self.last = joined.at(int(np.flatnonzero(joined.t_ns == t_ns)[-1]))
+
+    def _take_value(self, readings: Readings, conversion: QuantityConversion) -> None:
+        good = np.flatnonzero(good_readings(readings))
+        self.bad += len(readings.t_ns) - len(good)
+        if len(good):
+            self.value = float(readings.codes[conversion.column][good[-1]]) * conversion.per_code
+        self._remember(int(readings.t_ns[-1]), 0.0, 0.0, len(readings.t_ns))
 
     def _remember(self, t_ns: int, joules: float, seconds: float, readings: int) -> None:
         self.recent.append((t_ns, joules, seconds, readings))
@@ -139,7 +144,7 @@ class LiveBoard:
         feeds = {name for device in description.devices for name in device.feeds}
         self._streams = {stream.number: stream for stream in description.streams}
         self.lines = {
-            line.name: LiveLine(line, _run_line(line, stream, description.board), line.name in feeds)
+            line.name: LiveLine(RunLine.of(line, stream, description.board), line.name in feeds)
             for stream in description.streams
             for line in stream.lines
         }
@@ -177,31 +182,22 @@ class LiveBoard:
                 if line.quantity != "energy_j":  # a counter has counted on meanwhile
                     self.lines[line.name].last = None
             return
-        types = {"t_ns": "<i8", "dt_ns": "<i4", "flags": "<u2"}
-        types |= {c.name: np.dtype(c.typecode).newbyteorder("<").str for c in stream.columns}
-        arrays = {name: np.frombuffer(view, types[name]) for name, view in columns(event, stream).items()}
-        t_ns = arrays.pop("t_ns")
-        tables = {name: values.reshape(event.count, -1) for name, values in arrays.items()}
-        for i, line in enumerate(stream.lines):
-            own = {name: table[:, i] for name, table in tables.items() if name != "dt_ns"}
-            self.lines[line.name].take({"t_ns": t_ns + tables["dt_ns"][:, i], **own})
+        arrays = arrays_of(event, stream)
+        for i, name in enumerate(line.name for line in stream.lines):
+            own = self.lines[name]
+            t_ns = arrays["t_ns"] + arrays["dt_ns"][:, i]
+            own.take(Readings(t_ns, arrays["flags"][:, i], {c: arrays[c][:, i] for c in columns_of(own.line)}))
 
 
-def _run_line(line: Line, stream: Stream, board: str) -> RunLine:
-    return RunLine(
-        name=line.name, device=line.device, source=stream.source, board=board, provenance=line.provenance,
-        quantity=line.quantity, description=line.description, period_ns=stream.period_ns, conversion=line.conversion,
-        accuracy=line.accuracy, detail=stream.detail, clock="", count=0,
-    )  # fmt: skip
-
-
-class Feed:
+class LivePowerd:
     """One powerd. What goes wrong once it has answered is shown, not raised: it may come back."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], url: str, keys: Path | None = None) -> None:
-        """Raises `PowerdError` when nobody answers."""
+    def __init__(
+        self, context: zmq.Context[zmq.Socket[bytes]], url: str, keys: Path | None = None, *, client: str
+    ) -> None:
+        """``client`` is who listens, for powerd. Raises `PowerdError` when nobody answers."""
         self.url = url
-        self.link = BoardLink(context, url, client="joules top", keys=keys)
+        self.link = BoardLink(context, url, client=client, keys=keys)
         try:
             self.board = LiveBoard(self.link.describe())
         except PowerdError:
@@ -242,7 +238,7 @@ class Feed:
     def known_until_ns(self) -> float | None:
         """The host's time up to which all lines that are not silent have told their power."""
         lines = [line for line in self.board.lines.values() if line.feeds and line.trail]
-        lines = [line for line in lines if time.monotonic() - line.heard_s < _QUIET_S + 2e-9 * line.info.period_ns]
+        lines = [line for line in lines if time.monotonic() - line.heard_s < _QUIET_S + 2e-9 * line.line.period_ns]
         if not lines or self.link.offset_ns is None:
             return None
         return min(float(line.trail[-1][0][-1]) for line in lines) + self.link.offset_ns
@@ -266,13 +262,14 @@ class DeviceFigures:
     lines: int
 
 
-class Watch:
-    """The powerds that are listened to."""
+class Listener:
+    """The powerds that are listened to, and the recording whose phases are given their joules."""
 
-    def __init__(self, urls: Sequence[str], keys: Path | None = None) -> None:
-        """``keys`` is the directory of keys. Raises `PowerdError` when one of the powerds does not answer."""
+    def __init__(self, urls: Sequence[str], keys: Path | None = None, *, client: str = "joules top") -> None:
+        """``keys`` is the directory of keys, ``client`` who listens. Raises `PowerdError` when one of the powerds does
+        not answer."""
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self.feeds: list[Feed] = []
+        self.powerds: list[LivePowerd] = []
         self._begin_s = self._spark_s = self._added_s = time.monotonic()
         self.run: RunPhases | None = None
         self.is_since_run = False
@@ -281,7 +278,7 @@ class Watch:
         """Watts of each device, second by second."""
         try:
             for url in urls:
-                self.feeds.append(Feed(self._context, url, keys))
+                self.powerds.append(LivePowerd(self._context, url, keys, client=client))
         except PowerdError:
             self.close()
             raise
@@ -290,9 +287,9 @@ class Watch:
         """Give each phase of a run its joules, and ask for the readings since it began: before the first `step`.
         Whether the run records any of these powerds."""
         self.run, first_frames = run, run.first_frames()
-        for feed in self.feeds:
-            for number, stream in feed.link.streams.items():
-                first = first_frames.get((feed.board.description.epoch, number))
+        for powerd in self.powerds:
+            for number, stream in powerd.link.streams.items():
+                first = first_frames.get((powerd.board.description.epoch, number))
                 if first is not None:
                     stream.next, self.is_since_run = first, True
         return self.is_since_run
@@ -305,17 +302,17 @@ class Watch:
     def step(self, timeout_s: float, descriptor: int | None = None) -> bool:
         """Wait for readings (or for ``descriptor``, a terminal) and take them. Whether the latter is readable."""
         poller = zmq.Poller()
-        sockets: list[Any] = [s for feed in self.feeds for s in (feed.link.control, feed.link.data)]
+        sockets: list[Any] = [s for powerd in self.powerds for s in (powerd.link.control, powerd.link.data)]
         for readable in (*sockets, descriptor):
             if readable is not None:
                 poller.register(readable, zmq.POLLIN)
         ready = dict(poller.poll(int(timeout_s * 1000)))
-        for feed in self.feeds:
-            feed.step()
+        for powerd in self.powerds:
+            powerd.step()
         now_s = time.monotonic()
         if self.run is not None and now_s - self._added_s > _ADD_S:
             self._added_s = now_s
-            self.run.add_up(self.feeds)
+            self.run.add_up(self.powerds)
         if now_s - self._spark_s > 1:
             self._spark_s = now_s
             for figures in self.devices():
@@ -324,20 +321,20 @@ class Watch:
 
     def lines(self) -> list[LiveLine]:
         """Lines of all powerds, in their order."""
-        return [line for feed in self.feeds for line in feed.board.lines.values()]
+        return [line for powerd in self.powerds for line in powerd.board.lines.values()]
 
     def devices(self) -> list[DeviceFigures]:
         """Devices of all powerds. Lines of different provenance are never added."""
         figures = []
-        for feed in self.feeds:
-            for (device, kind), own in feed.board.devices.items():
+        for powerd in self.powerds:
+            for (device, kind), own in powerd.board.devices.items():
                 power_w, energy_j = _sum([s.power_w for s in own]), _sum([s.known_j for s in own])
                 figures.append(DeviceFigures(device, kind, power_w, energy_j, len(own)))
         return figures
 
     def close(self) -> None:
-        for feed in self.feeds:
-            feed.link.close()
+        for powerd in self.powerds:
+            powerd.link.close()
         with contextlib.suppress(zmq.ZMQError):
             self._context.destroy(linger=0)
 
@@ -350,7 +347,6 @@ def _sum(values: Sequence[float | None]) -> float | None:
 # ---- runs and powerds of this machine, from /proc and the files of journals (docs/reference/journal.md) --------------
 
 DEFAULT_URL = "tcp://127.0.0.1:7360"
-_SUFFIX = ".journal"
 
 
 def runs_here() -> list[Path]:
@@ -361,10 +357,9 @@ def runs_here() -> list[Path]:
             for entry in (process / "fd").iterdir():
                 with contextlib.suppress(OSError):
                     target = entry.readlink()
-                    if target.name == "journal.bin" and target.parent.name.endswith(_SUFFIX):
+                    if target.name == "journal.bin" and journal_path(run_of(target.parent)) == target.parent:
                         journals.add(target.parent)
-    newest = sorted(journals, key=_age_s)
-    return [journal.with_name(journal.name.removesuffix(_SUFFIX)) for journal in newest]
+    return [run_of(journal) for journal in sorted(journals, key=_age_s)]
 
 
 def powerds_here() -> list[str]:
@@ -402,40 +397,70 @@ def _age_s(journal: Path) -> float:
 
 
 @dataclass(slots=True)
+class _OpenPhases:
+    """The phases of a process that are open, and how many have ended: what a live pairing keeps of them."""
+
+    kind: dict[int, int] = field(default_factory=dict)
+    """By the phase's index."""
+    problems: list[tuple[int, str]] = field(default_factory=list)
+    ended: Counter[int] = field(default_factory=Counter)
+    """By kind, without those that were cut."""
+    count: int = 0
+
+    def begin(self, mark: Mark, kind: int, parent: int, process: int, thread: int) -> int:
+        self.kind[self.count] = kind
+        self.count += 1
+        return self.count - 1
+
+    def end(self, index: int, mark: Mark, *, is_cut: bool) -> None:
+        kind = self.kind.pop(index)
+        self.ended[kind] += not is_cut
+
+
 class _Process:
     """One process's phases as far as its marks have been read."""
 
-    about: dict[str, Any] = field(default_factory=dict)
-    names: dict[int, str] = field(default_factory=dict)
-    cuts: dict[int, int] = field(default_factory=dict)
-    """Kinds whose end cuts off the innermost open phase of another kind."""
-    open: defaultdict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
-    """By thread: kinds of the phases that are open, outermost first."""
-    latest: tuple[int, int] = (0, 0)
-    """Time and thread of the latest mark."""
-    ended: Counter[str] = field(default_factory=Counter)
-    """Phases that have ended, by name."""
-    timeline: list[tuple[int, str]] = field(default_factory=list)
-    """The innermost phase from each mark on, as far as it has not been given its joules."""
+    def __init__(self) -> None:
+        self.said = ProcessNames()
+        self.names: dict[int, str] = {}
+        """Of kinds, by number."""
+        self._kinds: dict[int, int] = {}
+        self._spans = _OpenPhases()
+        self._pairing = Pairing(self._spans, 0, self._kinds, self.names, self.said.cuts)
+        self._latest: tuple[int, int] = (0, 0)
+        """Time and thread of the latest mark."""
+        self.timeline: list[tuple[int, str]] = []
+        """The innermost phase from each mark on, as far as it has not been given its joules."""
 
     def describe(self, document: dict[str, Any]) -> None:
-        if "cuts" in document:
-            self.cuts[int(document["kind"])] = int(document["cuts"])
-        elif "kind" in document:
-            self.names[int(document["kind"])] = str(document["name"])
-        elif "pid" in document:
-            self.about = document
+        """Raises KeyError, TypeError or ValueError for what is none."""
+        self.said.take(document)
+        for number in self.said.kinds.keys() - self.names.keys():
+            self.names[number], self._kinds[number] = self.said.kinds[number]["name"], number
 
     def take(self, mark: Mark) -> None:
-        stack = self.open[mark.thread]
-        self.latest = max(self.latest, (mark.t_host_ns, mark.thread))
-        kind = self.cuts.get(mark.kind, mark.kind)
-        if mark.is_begin:
-            stack.append(mark.kind)
-        elif kind in stack:
-            self.ended[self.names.get(kind, "?")] += 1
-            del stack[len(stack) - 1 - stack[::-1].index(kind) :]
-        self.timeline.append((mark.t_host_ns, self.names.get(stack[-1], "?") if stack else BETWEEN))
+        self._pairing.take(mark)
+        self._latest = max(self._latest, (mark.t_host_ns, mark.thread))
+        path = self._path(mark.thread)
+        self.timeline.append((mark.t_host_ns, path[-1] if path else BETWEEN))
+
+    def _path(self, thread: int) -> tuple[str, ...]:
+        """Open phases of a thread, outermost first."""
+        known = self._pairing.threads.get(thread)
+        return tuple(self.names[self._spans.kind[index]] for index in known.open) if known else ()
+
+    @property
+    def path(self) -> tuple[str, ...]:
+        """Those of the thread that marked last."""
+        return self._path(self._latest[1])
+
+    @property
+    def ended(self) -> Counter[str]:
+        """Phases that have ended, by name."""
+        ended: Counter[str] = Counter()
+        for kind, count in self._spans.ended.items():
+            ended[self.names[kind]] += count
+        return ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -456,7 +481,7 @@ class RunPhases:
     def __init__(self, run: Path) -> None:
         """Raises `RunFileError` when no such run is being recorded."""
         self.run = run.absolute()
-        self.journal = self.run.with_name(self.run.name + _SUFFIX)
+        self.journal = journal_path(self.run)
         if not (self.journal / "journal.bin").exists():
             if run.exists():
                 open_run(run).close()  # raises for what is no run file
@@ -470,7 +495,6 @@ class RunPhases:
         the parts add up, so that a phase's are without those inside it."""
         self.seconds: dict[str, float] = {}
         self._begins: defaultdict[str, deque[int]] = defaultdict(lambda: deque(maxlen=_BEGINS))
-        """By phase, when it became the innermost one, lately."""
         self._done: tuple[float, str] | None = None
         """Up to when joules were given to phases, and the phase then."""
 
@@ -497,10 +521,9 @@ class RunPhases:
         self._read()
         phases = []
         for process in self._training():
-            stack, about = process.open[process.latest[1]], process.about
+            about = process.said.about
             rank = f"rank {about['rank']}" if "rank" in about else f"pid {about.get('pid', '?')}"
-            names_of = tuple(process.names.get(kind, "?") for kind in stack)
-            phases.append(CurrentPhase(rank, names_of, process.ended.total()))
+            phases.append(CurrentPhase(rank, process.path, process.ended.total()))
         return phases
 
     @property
@@ -520,31 +543,22 @@ class RunPhases:
 
     def _training(self) -> list[_Process]:
         """The processes that mark phases, ranks in order; not `joules record` itself, after its baseline."""
-        every = sorted(self._processes.values(), key=lambda p: (p.about.get("rank", 0), p.about.get("pid", 0)))
-        return [p for p in every if p.open[p.latest[1]] or set(p.names.values()) != {BASELINE}]
+        abouts = {process: process.said.about for process in self._processes.values()}
+        every = sorted(abouts, key=lambda p: (abouts[p].get("rank", 0), abouts[p].get("pid", 0)))
+        return [p for p in every if p.path or set(p.names.values()) != {BASELINE}]
 
-    def in_step(self, feeds: Sequence[Feed]) -> list[str]:
-        """Lines that see the same few moments of each repetition of the phase that takes most time: lock step."""
-        phases = {name: seconds for name, seconds in self.seconds.items() if name != BETWEEN}
-        begin_ns = np.array(self._begins[max(phases, key=phases.__getitem__)] if phases else [], np.int64)
-        if not len(begin_ns):
-            return []
-        return [
-            line.line.name
-            for feed in feeds
-            for lines in feed.board.devices.values()
-            for line in lines
-            if moments_seen(np.arange(begin_ns[0], begin_ns[-1], max(line.info.period_ns, 1)), begin_ns)
-        ]
+    def begins_ns(self, phase: str) -> NDArray[np.int64]:
+        """When a phase became the innermost one, lately."""
+        return np.array(self._begins[phase], np.int64)
 
-    def add_up(self, feeds: Sequence[Feed]) -> None:
+    def add_up(self, powerds: Sequence[LivePowerd]) -> None:
         """Give the joules that came since the last call to the phases of the first process, mark by mark.
 
         The clock is the link's best estimate: a live figure, for which a run file has a better one.
         """
         self._read()
         training = self._training()
-        ends = [end for feed in feeds if (end := feed.known_until_ns) is not None]
+        ends = [end for powerd in powerds if (end := powerd.known_until_ns) is not None]
         for process in training[1:]:
             process.timeline.clear()
         if not training or not ends:
@@ -563,9 +577,39 @@ class RunPhases:
         self._done = (until, names[-1])
         for name, seconds in zip(names, np.diff(edges) * 1e-9, strict=True):
             self.seconds[name] = self.seconds.get(name, 0.0) + float(seconds)
-        for feed in feeds:
-            for device, lines in feed.board.devices.items():
-                joules = np.sum([line.taken_j(edges - (feed.link.offset_ns or 0.0)) for line in lines], axis=0)
+        for powerd in powerds:
+            for device, lines in powerd.board.devices.items():
+                joules = np.sum([line.taken_j(edges - (powerd.link.offset_ns or 0.0)) for line in lines], axis=0)
                 own = self.energies.setdefault(device, {})
                 for name, value in zip(names, joules, strict=True):
                     own[name] = own.get(name, 0.0) + float(value)
+
+
+class RecordingEnergies:
+    """What the estimator of the tables says of the last minute of a recording, worked out anew in a thread."""
+
+    def __init__(self, run: RunPhases) -> None:
+        self.latest: list[Energy] = []
+        """Mean power of each device (with its joules; ``phase`` is empty), then the energies of each kind of phase."""
+        self._live = LiveRun(run.journal, run.run, 0)
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="energies", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def look(self) -> list[Energy]:
+        """Work them out now, which takes about a second. Raises nothing; without readings there are none."""
+        self.latest = self._live.look(MINUTE_S) or self.latest
+        return self.latest
+
+    def close(self) -> None:
+        """No more of it; nobody waits for the one under way."""
+        self._is_over.set()
+
+    def _work(self) -> None:
+        pause_s = 0.0
+        while not self._is_over.wait(pause_s):
+            begin_s = time.monotonic()
+            self.look()
+            pause_s = max(_LOOK_S, (time.monotonic() - begin_s) / _LOOK_SHARE)
