@@ -6,8 +6,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
+from hashlib import sha256
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -15,11 +19,12 @@ from typing import Any
 import numpy as np
 
 from powerd_analytics.runs.phases import kept
-from powerd_analytics.runs.run import Run, read_run
+from powerd_analytics.runs.run import Progress, Run, no_progress, read_run
 from powerd_analytics.table import ITERATION, LAYER, PhaseRow, PhaseTable, RunRow, TotalRow, group_key, phase_table
 from powerd_analytics.text import seconds
 from powerd_client.live_energy import Energy, said_provenance
 from powerd_client.log import shown_path
+from powerd_client.ownership import whole_output
 from powerd_client.phase import WHOLE
 from powerd_core.model import Provenance
 from powerd_core.text import printable, significant, with_u95
@@ -27,6 +32,9 @@ from powerd_core.text import printable, significant, with_u95
 WIDTH = 80
 """Columns of a line, as far as names allow."""
 _ORDER = [Provenance.MEASURED.value, Provenance.SIMULATED.value, Provenance.MODELLED.value]
+_ESTIMATOR = ("*.py", "energy/*.py", "runs/*.py", "../../client/powerd_client/signal.py")
+"""What the joules of a run are worked out by."""
+_MOST_REMEMBERED = 1000
 _ASKED = "asked"
 """The attribute that sets the phases that somebody asks for apart from all others."""
 
@@ -113,6 +121,63 @@ def _energy(row: PhaseRow, is_late: bool) -> Energy:
     )
 
 
+# -- the one number of a run -------------------------------------------------------------------------------------------
+
+
+def run_totals(run: Run, *, progress: Progress = no_progress) -> tuple[RunRow, ...]:
+    """The rows of the whole run as its table has them: what `joules info`, `verify` and `top` say of its joules.
+
+    They are remembered in the user's cache, by the file and by the estimator, so that the second question is answered
+    at once. Raises `AnalysisError`.
+    """
+    rows = _remembered(run)
+    if rows is None:
+        rows = phase_table(run, progress=progress).runs
+        remember(run, rows)
+    return rows
+
+
+def remember(run: Run, rows: Sequence[RunRow]) -> None:
+    """Keep the rows of the whole run for `run_totals`. A cache that cannot be written is none."""
+    with contextlib.suppress(OSError):
+        place = _cache_of(run)
+        place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for old in sorted(place.parent.glob("*.json"), key=lambda path: path.stat().st_mtime)[:-_MOST_REMEMBERED]:
+            old.unlink()
+        with whole_output(place) as partial:
+            partial.write_text(json.dumps([asdict(row) for row in rows]), encoding="utf-8")
+
+
+def _remembered(run: Run) -> tuple[RunRow, ...] | None:
+    try:
+        rows = json.loads(_cache_of(run).read_text(encoding="utf-8"))
+        return tuple(RunRow(**row) for row in rows)
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _cache_of(run: Run) -> Path:
+    """Its name is of all that the joules depend on: the file, what its lines mean, and the estimator. Raises
+    `OSError`."""
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    status = run.path.stat()
+    file = (str(run.path.resolve()), status.st_ino, status.st_size, status.st_mtime_ns)
+    sources = [path for name in _ESTIMATOR for path in sorted(Path(__file__).parent.glob(name))]
+    estimator = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in sources]
+    lines = [(line.name, line.conversion, line.accuracy) for line in run.lines.values()]
+    key = sha256(repr((file, estimator, lines)).encode()).hexdigest()
+    return Path(home) / "powerd" / "totals" / f"{key[:32]}.json"
+
+
+def joules_text(row: RunRow) -> str:
+    """The joules of a whole run in words, the same wherever they are told: figure, ± U95, and what has no readings."""
+    missing = f", {seconds(row.missing_s)} without readings" if row.missing_s > 1e-3 * row.time_s else ""
+    return f"{_joules(row)} over {seconds(row.time_s)}{missing}"
+
+
+# -- the lines at the end of a recording -------------------------------------------------------------------------------
+
+
 def result_lines(path: Path) -> list[str]:
     """The result of a run in at most three lines: the joules of its table, the shares of its phases, what to do next.
 
@@ -120,6 +185,7 @@ def result_lines(path: Path) -> list[str]:
     """
     run = read_run(path)
     table = phase_table(run)
+    remember(run, table.runs)
     rows = sorted(table.runs, key=lambda r: (r.energy_j is None, _ORDER.index(r.provenance), -(r.energy_j or 0.0)))
     name = shown_path(run.path)
     if not rows:

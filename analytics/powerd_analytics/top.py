@@ -52,8 +52,12 @@ def top(
     """Show until ``q`` is pressed; without a terminal print a line a second until the reader has gone. ``keys`` is the
     directory of keys.
 
-    A ``run`` that has not begun is waited for. Raises `PowerdError` when no powerd answers, or the run has ended.
+    A ``run`` that has not begun is waited for; of one that has ended the joules of the whole are told. Raises
+    `PowerdError` when no powerd answers.
     """
+    if run is not None and has_ended(run):
+        _tell_ended(run, as_json=as_json)
+        return
     has_waited = run is not None and _await(run)
     phases = None if run is None else RunPhases(run)
     for newest in runs_here() if run is None else ():
@@ -73,6 +77,24 @@ def top(
         if energies is not None:
             energies.close()
         listener.close()
+
+
+def has_ended(run: Path) -> bool:
+    """Whether a run file stands and nobody records into it any more."""
+    return run.is_file() and not run.with_name(f"{run.name}.journal").exists()
+
+
+def _tell_ended(run: Path, *, as_json: bool) -> None:
+    from powerd_analytics.results import joules_text, run_totals
+    from powerd_analytics.runs.run import read_run
+
+    rows = run_totals(read_run(run))
+    if as_json:
+        print(json.dumps({"run": str(run), "has_ended": True, "devices": [asdict(row) for row in rows]}))
+        return
+    print(printable(f"{run} has ended: `joules tables` shows its phases"))
+    for row in rows:
+        print(printable(f"  {joules_text(row)}"))
 
 
 def _await(run: Path) -> bool:

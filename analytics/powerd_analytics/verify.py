@@ -9,9 +9,11 @@ from pathlib import Path
 import numpy as np
 
 from powerd_analytics.energy.devices import Part, line_energies, load_parts
+from powerd_analytics.results import joules_text, run_totals
 from powerd_analytics.runs.phases import as_range, merged
 from powerd_analytics.runs.run import Progress, Run, no_progress, read_run
 from powerd_analytics.signals import plain_j
+from powerd_analytics.table import RunRow
 from powerd_client.verify import Finding, finding_of, verify_file
 from powerd_core.errors import PowerdError
 
@@ -34,16 +36,18 @@ def verify_sums(path: str | Path, progress: Progress = no_progress) -> Iterator[
     """Findings on the energies of a run file that could be opened; raises nothing of its own."""
     try:
         run = read_run(path)
-        parts = load_parts(run, progress=progress)
+        parts = load_parts(run, progress=lambda share, text: progress(0.4 * share, text))
+        rows = run_totals(run, progress=lambda share, text: progress(0.4 + 0.5 * share, text)) if parts else ()
         for part in parts:
-            yield _sums(run, part)
+            whole = next(r for r in rows if (r.device, r.provenance) == (part.device, part.provenance))
+            yield _sums(run, part, whole)
     except PowerdError as error:
         yield Finding("energy", "wrong", str(error))
 
 
-def _sums(run: Run, part: Part) -> Finding:
+def _sums(run: Run, part: Part, whole: RunRow) -> Finding:
     """Whether lines, phases and rest, and pieces have the joules of the run. Of millions of intervals only the sum is
-    kept, and readings are gone through once."""
+    kept, and readings are gone through once. These are plain integrals; the joules that are told are the table's."""
     begin, end, p = run.begin_ns, run.end_ns, run.phases
     top = as_range(p.parent < 0)
     begins, ends = merged(np.clip(p.begin_ns[top], begin, end), np.clip(p.end_ns[top], begin, end))
@@ -59,9 +63,9 @@ def _sums(run: Run, part: Part) -> Finding:
     allowed_j = ROUNDING * max(sizes[0], sizes[1] + sizes[2], sizes[3], 1.0)
     same = {"lines together": lines, "phases and rest": phases + outside, f"{_PIECES} pieces": split}
     wrong = [
-        f"{what} give {joules:.12g} J, the run {total:.12g} J"
+        f"{what} give {joules:.12g} J, the plain integral of the run {total:.12g} J"
         for what, joules in same.items()
         if not abs(joules - total) <= allowed_j
     ]
-    text = f"{total:.6g} J = {len(part.signals)} lines = phases + rest = {_PIECES} pieces, within {ROUNDING:g}"
+    text = f"{joules_text(whole)}; {len(part.signals)} lines, phases + rest and {_PIECES} pieces agree"
     return finding_of(f"energy of {part.device} ({part.provenance})", wrong, text)

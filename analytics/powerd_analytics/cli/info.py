@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 
 from powerd_analytics.energy.reasons import sensor
+from powerd_analytics.results import joules_text, run_totals
 from powerd_analytics.runs.ranks import describe_ranks
 from powerd_analytics.runs.run import Progress, Run, no_progress
 from powerd_analytics.signals import good_readings_of, load_together, plain_j
+from powerd_analytics.table import RunRow
 from powerd_analytics.text import seconds
 from powerd_client.hostclock import read_anchor
 from powerd_client.signal import Signal
@@ -33,6 +35,7 @@ def run_document(run: Run, device: str | None = None, *, progress: Progress = no
     phases: dict[str, int] = {}
     for kind, n in zip(p.classes, np.bincount(p.label, minlength=len(p.classes)).tolist(), strict=True):
         phases[kind.name] = phases.get(kind.name, 0) + n
+    wholes = run_totals(run, progress=progress)
     devices = []
     for i, name in enumerate(names):
         described = run.device(name)
@@ -41,6 +44,7 @@ def run_document(run: Run, device: str | None = None, *, progress: Progress = no
             {"device": described.name, "description": described.description}
             | _lines(run, signals, set(described.feeds))
             | {"auxiliary": [_auxiliary(run, line) for line in run.auxiliary(name)]}
+            | {"totals": [_total(row) for row in wholes if row.device == described.name]}
         )
     return {
         "run": str(run.path),
@@ -86,6 +90,12 @@ def run_document(run: Run, device: str | None = None, *, progress: Progress = no
     }
 
 
+def _total(row: RunRow) -> Document:
+    """The joules of the whole run on a device, as every table has them."""
+    names = ("provenance", "time_s", "energy_j", "u95_j", "missing_s", "is_lower_bound")
+    return {name: getattr(row, name) for name in names} | {"text": joules_text(row)}
+
+
 def _share_of(progress: Progress, i: int, n: int) -> Progress:
     return lambda share, text: progress((i + share) / n, text)
 
@@ -121,7 +131,7 @@ def _lines(run: Run, signals: list[Signal], feeds: set[str]) -> Document:
     return {
         "lines": lines,
         "time_s": time_s,
-        "energy_j": sum(line["energy_j"] for line in fed) if is_known and is_one else None,
+        "lines_j": sum(line["energy_j"] for line in fed) if is_known and is_one else None,
     }
 
 
@@ -197,7 +207,7 @@ def _describe_lines(device: Document, run: str) -> Iterator[str]:
     if not device["lines"]:
         yield "  no line feeds it"
         return
-    total, uncovered = device["energy_j"], "no time that all lines cover"
+    total, uncovered = device["lines_j"], "no time that all lines cover"
     for line in device["lines"]:
         text = f"  {line['line']} ({line['provenance']}, {line['source']}): "
         count = f"{line['good_readings']} good readings, {line['bad_readings']} bad"
@@ -224,8 +234,8 @@ def _describe_lines(device: Document, run: str) -> Iterator[str]:
     if unknown or not device["time_s"]:
         why = f"no readings of {', '.join(unknown)}" if unknown else uncovered
         yield f"  sum of the feeds: not known, {why}"
-    elif total is not None:
-        yield f"  sum of the feeds: {total:.6g} J over {seconds(device['time_s'])} ({fed[0]['provenance']})"
+    for whole in device["totals"]:
+        yield f"  {whole['text']}"
 
 
 def _describe_auxiliary(line: Document) -> str:

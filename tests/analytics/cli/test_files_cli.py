@@ -52,8 +52,8 @@ def test_a_journal_is_recovered_and_kept(tmp_path, capsys):
     assert directory.is_dir()
     assert joules(capsys, "verify", tmp_path / "saved.h5")[0] == 0
     (device,) = json.loads(joules(capsys, "info", tmp_path / "saved.h5", "--format", "json")[1])["devices"]
-    assert device["energy_j"] == pytest.approx(sum(line["energy_j"] for line in device["lines"] if line["is_feed"]))
-    assert device["energy_j"] > 0
+    assert device["lines_j"] == pytest.approx(sum(line["energy_j"] for line in device["lines"] if line["is_feed"]))
+    assert device["lines_j"] > 0
     again = "recover", directory, "-o", tmp_path / "saved.h5"
     assert [joules(capsys, *again, *options)[0] for options in ((), ("--overwrite",))] == [2, 0]
 
