@@ -181,7 +181,7 @@ def by_powerd(t: np.ndarray, watts: np.ndarray, begin: np.ndarray, end: np.ndarr
 def by_model(t: np.ndarray, watts: np.ndarray, begin: np.ndarray, end: np.ndarray) -> float:
     """What the tables take: the fit of one model of the power, and with it the integral of each phase, in slices."""
     from powerd_analytics.energy.lines import upto
-    from powerd_analytics.energy.regression import fit
+    from powerd_analytics.energy.regression import fit_line
     from powerd_analytics.energy.states import States
     from powerd_analytics.runs.phases import PhaseClass, Phases, moments_of
     from powerd_analytics.signals import SLICE
@@ -219,7 +219,7 @@ def by_model(t: np.ndarray, watts: np.ndarray, begin: np.ndarray, end: np.ndarra
     # Like a line in a file: the whole has its first and its last reading only.
     signal = signal_of(InSlices, slice(0, len(t), len(t) - 1), np.zeros(1, bool), t[SLICE:-1:SLICE])
     moments = moments_of(begin, end)
-    joules = upto(fit(signal, States.of(phases), 0.0), moments).energy_j
+    joules = upto(fit_line(signal, States.of(phases), 0.0).model, moments).energy_j
     at_begin, at_end = np.searchsorted(moments, begin), np.searchsorted(moments, end)
     return float((joules[at_end] - joules[at_begin]).sum())
 

@@ -148,7 +148,7 @@ class Sensor:
     u_gain: float
     u_offset_w: float
     timing_j: Values
-    """[c] of the row by `powerd_analytics.energy.model.LineModel.common`: signed, as two runs may be off alike."""
+    """[c] of the row by `powerd_analytics.energy.model.Posterior.common`: signed, as two runs may be off alike."""
 
     @property
     def u_shared_j(self) -> float:
@@ -268,7 +268,7 @@ def _sensors(
     for (signal, _), joules in zip(lines, sums, strict=True):
         timing_j = np.zeros(1)  # as many as any other has
         if is_phase and record["method"] not in BY_REPETITIONS and len(signal) > 1 and len(run.phases.begin_ns[which]):
-            timing_j = part.model(signal).common_j(run.phases.begin_ns[which], run.phases.end_ns[which]) / sharing
+            timing_j = part.posterior(signal).common_j(run.phases.begin_ns[which], run.phases.end_ns[which]) / sharing
         share, accuracy = joules / sum(sums) if sum(sums) else 0.0, signal.line.accuracy
         sensors.append(
             Sensor(

@@ -344,11 +344,9 @@ def _kind(run: Run, label: int) -> _Kind:
 
 def _ended(run: Run, labels: Sequence[int]) -> Counter[_Kind]:
     """Phases of each kind that came to their end; one with repetitions inside is none for means, but it is counted."""
-    p = run.phases
-    is_whole = ~p.cut | p.interrupted
     ended: Counter[_Kind] = Counter()
     for i in labels:
-        ended[_kind(run, i)] += int(np.sum((p.label == i) & is_whole))
+        ended[_kind(run, i)] += int(run.phases.ended[i])
     return ended
 
 
@@ -571,8 +569,13 @@ def _phase_rows(seen: _Seen, labels: list[int]) -> dict[int, PhaseRow]:
 
 def _paths_around(labels: Iterable[int], run: Run) -> set[tuple[str, ...]]:
     """The paths of phases that have one of these phases inside."""
-    paths = [run.phases.classes[i].path for i in labels]
-    return {path[:k] for path in paths for k in range(1, len(path))}
+    around: set[tuple[str, ...]] = set()
+    for i in labels:
+        path = run.phases.classes[i].path[:-1]
+        while path and path not in around:  # what is around that is known as well
+            around.add(path)
+            path = path[:-1]
+    return around
 
 
 def _phase_row(seen: _Seen, label: int, name: str, ranks: int) -> PhaseRow:

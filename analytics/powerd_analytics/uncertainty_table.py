@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from powerd_analytics.energy.budget import KINDS, Budget
 from powerd_analytics.energy.devices import Part, interval_budget, load_parts, part_phase_budget
-from powerd_analytics.energy.model import LineModel
+from powerd_analytics.energy.model import Posterior
 from powerd_analytics.energy.reasons import usable
 from powerd_analytics.energy.response import Response
 from powerd_analytics.energy.uncertainty import known
@@ -130,7 +130,7 @@ def _with_closed_form(told: BudgetRow, row: PhaseRow, run: Run, part: Part, used
     begin, end = run.phases.begin_ns[used], run.phases.end_ns[used]
     if not told.parts or row.s_per_batch is None or not told.energy_j or not told.u95_j or overlapping(begin, end):
         return told
-    watts = [low_pass_w(part.model(s), begin, end) for s in part.signals]
+    watts = [low_pass_w(part.posterior(s), begin, end) for s in part.signals]
     if None in watts:
         return told
     joules = sum(filter(None, watts)) * row.s_per_batch / row.ranks
@@ -139,7 +139,7 @@ def _with_closed_form(told: BudgetRow, row: PhaseRow, run: Run, part: Part, used
     return replace(told, words=words, closed_form_j=joules)
 
 
-def low_pass_w(model: LineModel, begin_ns: NDArray[np.int64], end_ns: NDArray[np.int64]) -> float | None:
+def low_pass_w(posterior: Posterior, begin_ns: NDArray[np.int64], end_ns: NDArray[np.int64]) -> float | None:
     """Mean power of disjoint phases [m] of a kind by the closed formula, which is exact for any waveform. None where
     the line is no low-pass, or its readings leave a part of the phases out.
 
@@ -147,20 +147,16 @@ def low_pass_w(model: LineModel, begin_ns: NDArray[np.int64], end_ns: NDArray[np
     shows at each moment of a phase, y, comes from the readings of all phases folded over each other, as a line with
     knots. Of the model it takes nothing but which readings there are; the time constant and the delay are as stated.
     """
-    response = Response.of(model.signal)
+    response, sample = Response.of(posterior.model.signal), posterior.sample
     if response.is_counter or response.window_s > 0 or response.tau_s == 0:
         return None
-    places, watts = [], []
-    for s in model.stretches:
-        begin_s, end_s = s.cells.since(begin_ns), s.cells.since(end_ns)
-        # A reading's weight is centred on its timestamp: what the low-pass shows so much later.
-        at = s.t_s + response.tau_s
-        i = np.maximum(np.searchsorted(begin_s, at, "right") - 1, 0)
-        place = (at - begin_s[i]) / (end_s[i] - begin_s[i])
-        within = s.is_good & (place >= 0) & (place < 1)
-        places.append(place[within])
-        watts.append(s.watts[within])
-    place = np.concatenate(places)
+    begin_s, end_s = sample.cells.since(begin_ns), sample.cells.since(end_ns)
+    # A reading's weight is centred on its timestamp: what the low-pass shows so much later.
+    at = sample.t_s + response.tau_s
+    i = np.maximum(np.searchsorted(begin_s, at, "right") - 1, 0)
+    place = (at - begin_s[i]) / (end_s[i] - begin_s[i])
+    within = sample.is_good & (place >= 0) & (place < 1)
+    place, watts = place[within], sample.watts[within]
     parts = min(len(place) // READINGS_EACH, MOST_KNOTS)
     knot = np.floor(place * parts).astype(int)
     if parts < 3 or np.bincount(knot, minlength=parts).min() < READINGS_EACH / 4:
@@ -168,7 +164,7 @@ def low_pass_w(model: LineModel, begin_ns: NDArray[np.int64], end_ns: NDArray[np
     line, row = np.zeros((len(place), parts + 1)), np.arange(len(place))
     line[row, knot + 1] = place * parts - knot
     line[row, knot] = 1 - line[row, knot + 1]
-    y = np.linalg.lstsq(line, np.concatenate(watts))[0]
+    y = np.linalg.lstsq(line, watts)[0]
     lasts_s = float(np.mean(end_ns - begin_ns)) * 1e-9
     return float(np.mean(y[1:] + y[:-1]) / 2 + response.tau_s * (y[-1] - y[0]) / lasts_s)
 

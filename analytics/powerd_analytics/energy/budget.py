@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from powerd_analytics.energy.lines import Upto
-from powerd_analytics.energy.model import LineModel, most_lag_ns
+from powerd_analytics.energy.model import Posterior, most_lag_ns
 from powerd_analytics.energy.response import place_limit_ns, rounding_u
 from powerd_analytics.energy.uncertainty import NORMAL, one_rectangle
 from powerd_analytics.runs.phases import pieces
@@ -97,7 +97,7 @@ def _even_share(name: str, signal: Signal) -> float:
 
 
 def line_parts(
-    model: LineModel,
+    posterior: Posterior,
     intervals: tuple[Ints, Ints],
     label: Numbers,
     energy_j: Values,
@@ -109,6 +109,7 @@ def line_parts(
 
     ``between`` tells what the line has of a slice of them, with the variances of the residual between readings.
     """
+    model = posterior.model
     signal, a = model.signal, model.signal.line.accuracy
     begin, end = intervals
     conversion = signal.line.conversion
@@ -117,22 +118,21 @@ def line_parts(
     # What all intervals of a class share is that of their mean: what is wrong with the power for each as long as it is,
     # what is wrong with the timing for each alike, as it is at its edges.
     labels = int(label.max(initial=-1)) + 1
-    leverage, restless = model.leverage(begin, end, label)
+    leverage, restless = posterior.leverage(begin, end, label)
     together_s, together_j, count = np.zeros((3, labels))
     for own in pieces(len(begin)):
         of = label[own]
         count += np.bincount(of, minlength=labels)
         together_s += np.bincount(of, weights=(end[own] - begin[own]) * 1e-9, minlength=labels)
         together_j += np.bincount(of, weights=energy_j[own], minlength=labels)
-    power2, response2, misfit2 = model.variance(leverage[:, :-1], together_s / np.maximum(count, 1))
-    unusual = model.unusual()
+    power2, response2, misfit2 = posterior.variance(leverage[:, :-1], together_s / np.maximum(count, 1))
     told = NORMAL * np.sqrt(power2 + response2) <= LIMIT * np.abs(together_j)
-    told &= ~model.is_lumped(begin, end, label, labels)
+    told &= ~posterior.is_lumped(begin, end, label, labels)
     clock_ns = float(np.max(signal.clock.bound_ns(signal.t_ns[[0, -1]]))) if signal.clock is not None else 0.0
     causes = {"place": place_limit_ns(signal) ** 2 / 3, "clock": clock_ns**2 / 3, "lag": most_lag_ns() ** 2 / 6}
     every = max(sum(causes.values()), 1e-9)
     count = np.maximum(count, 1)
-    is_known = model.readings >= LEAST_READINGS
+    is_known = posterior.readings >= LEAST_READINGS
 
     def parts(own: slice) -> Iterator[tuple[str, Values]]:
         of, joules = label[own], energy_j[own]
@@ -141,7 +141,7 @@ def line_parts(
         here = between(own)
         between2, missing2 = np.maximum(here.variance_j2, 0), np.maximum(here.missing_j2, 0)
         square = np.maximum(between2 - missing2, 0) + model.residual.of_interval(length_s, model.response)
-        square = square * restless[of] + model.from_elsewhere(begin[own], end[own], length_s, unusual) + code**2
+        square = square * restless[of] + model.from_elsewhere(begin[own], end[own], length_s) + code**2
         yield "sampling", np.sqrt(square) if is_known else np.full(len(square), np.nan)
         yield "missing", np.sqrt(missing2)
         yield "model", np.sqrt(power2 - misfit2)[of] * share

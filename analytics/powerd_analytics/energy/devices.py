@@ -13,8 +13,8 @@ from threadpoolctl import threadpool_limits
 
 from powerd_analytics.energy.budget import Budget, Parts, line_parts
 from powerd_analytics.energy.lines import Upto, upto
-from powerd_analytics.energy.model import LineModel
-from powerd_analytics.energy.regression import fit
+from powerd_analytics.energy.model import Posterior
+from powerd_analytics.energy.regression import fit_line
 from powerd_analytics.energy.states import States
 from powerd_analytics.energy.uncertainty import MEAN_COLUMNS, Estimate, factor, sum_of
 from powerd_analytics.runs.phases import Phases, moments_of, pieces
@@ -38,6 +38,9 @@ class Part:
     provenance: str
     signals: tuple[Signal, ...]
     run: Run
+    alike: tuple[tuple[Signal, ...], ...] = ()
+    """Signals of one board that see power alike, first the one with the most. What it finds is where the regressions of
+    the others begin."""
     known: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
     """What has been found out of it: the states, and a model for each signal."""
 
@@ -49,18 +52,20 @@ class Part:
         states: States = self.known["states"]
         return states
 
-    def model(self, signal: Signal) -> LineModel:
-        """The power of the states as one of the signals tells it. The signal has two good readings or more."""
+    def posterior(self, signal: Signal) -> Posterior:
+        """What one of the signals tells of the power of the states. It has two good readings or more."""
         if id(signal) not in self.known:
             clock = signal.clock
             bound = (
                 float(np.max(clock.bound_ns(signal.t_ns[[0, -1]]))) if clock is not None and len(clock.t_ns) else 0.0
             )
+            alike = next((group for group in self.alike if any(s is signal for s in group)), (signal,))
+            beginning = self.posterior(alike[0]).beginning if alike[0] is not signal else None
             # On matrices of this size more threads take longer, and beside a training very much longer.
             with threadpool_limits(1, "blas"):
-                self.known[id(signal)] = fit(signal, self.states, bound, self._others_of(signal))
-        model: LineModel = self.known[id(signal)]
-        return model
+                self.known[id(signal)] = fit_line(signal, self.states, bound, self._others_of(signal), beginning)
+        posterior: Posterior = self.known[id(signal)]
+        return posterior
 
     def _others_of(self, signal: Signal) -> list[Signal]:
         """The other lines that the line's source has of the same power, as a GPU's driver does; none for a counter and
@@ -85,14 +90,14 @@ class Part:
         if key not in self.known:
             ends = np.array([self.run.begin_ns, self.run.end_ns])
             every = moments_of(moments_ns, ends)
-            self.known[key] = every, upto(self.model(signal), every)
+            self.known[key] = every, upto(self.posterior(signal).model, every)
         every, grown = self.known[key]
         at = np.minimum(np.searchsorted(every, moments_ns), len(every) - 1)
         if np.array_equal(every[at], moments_ns):
             # Of millions of moments in a row no copies.
             own = slice(at[0], at[-1] + 1) if len(at) and at[-1] - at[0] + 1 == len(at) else at
             return Upto(**{name: getattr(grown, name)[own] for name in Upto.__dataclass_fields__})
-        return upto(self.model(signal), moments_ns)
+        return upto(self.posterior(signal).model, moments_ns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,9 +149,23 @@ def load_parts(
         for name in d.feeds:
             by_provenance.setdefault(run.lines[name].provenance.value, []).append(next(signals))
         parts += [
-            Part(d.name, provenance, tuple(of_provenance), run) for provenance, of_provenance in by_provenance.items()
+            Part(d.name, provenance, tuple(of_provenance), run, _alike(of_provenance))
+            for provenance, of_provenance in by_provenance.items()
         ]
     return tuple(parts)
+
+
+def _alike(signals: Sequence[Signal]) -> tuple[tuple[Signal, ...], ...]:
+    """Those with the same response and limits: marks, lag, device and clock are the same as well."""
+    groups: dict[Any, list[Signal]] = {}
+    for s in signals:
+        if not s.is_counter and len(s) > 1:
+            a = s.line.accuracy
+            response = a.window_ns, a.centre_ns, a.shared_centre_ns, a.filter_ns, a.u_filter, a.update_ns
+            key = s.line.source, s.line.board, s.line.clock, s.line.period_ns, s.line.sensor.get("chip"), response
+            groups.setdefault(key, []).append(s)
+    by_power = (sorted(group, key=lambda s: -abs(float(s.value.mean()))) for group in groups.values())
+    return tuple(tuple(group) for group in by_power if len(group) > 1)
 
 
 def interval_energies(
@@ -233,7 +252,7 @@ def _lines_of(
             if is_missing and (away_s := here.lost_s + here.outside_s).any():  # where these stay 0, no memory is used
                 missing[own] = np.maximum(missing[own], away_s)
                 off_by[own] += here.lost_s * (high - low) + here.outside_s * max(abs(high), abs(low))
-        parts, told = line_parts(part.model(signal), intervals, of, energy, between, edge_bound_ns)
+        parts, told = line_parts(part.posterior(signal), intervals, of, energy, between, edge_bound_ns)
         resolvable &= told | is_whole
         lines.append((signal, parts))
         energies.append(energy)

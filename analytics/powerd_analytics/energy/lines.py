@@ -9,14 +9,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from powerd_analytics.energy.model import LineModel, Residual, most_lag_ns
-from powerd_analytics.energy.states import Cells
+from powerd_analytics.energy.model import COMES_S, LineModel, Residual, most_lag_ns
+from powerd_analytics.energy.states import Cells, States
 from powerd_analytics.signals import cores_of
 from powerd_client.integral import energy_upto_j
 from powerd_client.signal import Signal
@@ -30,6 +31,8 @@ USUAL = 1.2
 """Distances of two readings up to this many usual ones count as usual."""
 WORKERS = 2
 """Slices that are worked on at once: numpy lets other threads run, and each slice takes memory."""
+CELLS = 1 << 20
+"""Cells, each a bin of a state, of what is worked on at once: each takes about 100 bytes, of two slices at once."""
 FEW_EDGES = 6
 """Readings for each edge of a state from which on the plain integral is taken between edges."""
 
@@ -89,10 +92,41 @@ def _slices(
     for number, (piece, core_begin, core_end) in zip(numbers, cores_of(signal, numbers), strict=True):
         low, high = max(core_begin, start), min(core_end, stop)
         upper = len(moments_ns) if number == last else int(np.searchsorted(moments_ns, high, "right"))
-        if len(piece) >= 2:
-            own = np.concatenate([[low], moments_ns[done:upper], [high]]).astype(np.int64)
-            yield slice(done, upper), pool.submit(_of_piece, model, piece, low, high, own)
-            done = upper
+        if len(piece) < 2:
+            continue
+        ends = [low, *_cuts_ns(model.states, piece.t_ns, low, high), high]
+        for begin, end in pairwise(ends):
+            behind = upper if end == high else int(np.searchsorted(moments_ns, end, "right"))
+            own = np.concatenate([[begin], moments_ns[done:behind], [end]]).astype(np.int64)
+            yield slice(done, behind), pool.submit(_of_piece, model, piece, begin, end, own)
+            done = behind
+
+
+def _cuts_ns(states: States, t_ns: Ints, low: int, high: int) -> list[int]:
+    """Times of readings that cut what lies between two moments so that no part has many more than `CELLS` cells."""
+    first, last = np.searchsorted(states.edge_ns, [max(low, t_ns[0]), min(high, t_ns[-1])])
+    cells = np.cumsum(np.diff(states.first_column)[states.state[first:last]])
+    if not len(cells) or cells[-1] <= CELLS:
+        return []
+    edge_ns = states.edge_ns[first + np.searchsorted(cells, np.arange(CELLS, cells[-1], CELLS))]
+    cuts_ns = np.unique(t_ns[np.searchsorted(t_ns, edge_ns[edge_ns < t_ns[-1]])])
+    return [int(t) for t in cuts_ns if low < t < high]
+
+
+def _between(signal: Signal, low: int, high: int) -> Signal:
+    """The readings of a signal in memory from the last one up to ``low`` to the first one from ``high`` on."""
+    a = max(int(np.searchsorted(signal.t_ns, low, "right")) - 1, 0)
+    b = min(int(np.searchsorted(signal.t_ns, high, "left")) + 1, len(signal))
+    a = min(a, len(signal) - 2)
+    b = max(b, a + 2)
+    readings, intervals = slice(a, b), slice(a, b - 1)
+    return replace(
+        signal,
+        t_ns=signal.t_ns[readings],
+        value=signal.value[readings],
+        broken=signal.broken[intervals],
+        flagged=signal.flagged[intervals],
+    )
 
 
 def _delayed(items: Iterable[_T], count: int) -> Iterator[_T]:
@@ -111,16 +145,11 @@ def _of_piece(model: LineModel, piece: Signal, low: int, high: int, at_ns: Ints)
     response, residual = model.response, model.residual
     before, behind = (int(x * 1e9) + 5_000_000 for x in response.margin_s)
     shift = abs(int(response.shift_s * 1e9)) + abs(int(model.lag_s * 1e9))
-    t_ns = piece.t_ns
-    a = max(int(np.searchsorted(t_ns, low, "right")) - 1, 0)
-    b = min(int(np.searchsorted(t_ns, high, "left")) + 1, len(t_ns))
-    a = min(a, len(t_ns) - 2)
-    b = max(b, a + 2)
-    t_ns, value = t_ns[a:b], piece.value[a:b]
+    piece = _between(piece, low, high)
+    t_ns, value = piece.t_ns, piece.value
     begin, end = min(low, int(t_ns[0])) - before - shift, max(high, int(t_ns[-1])) + behind + shift
     cells = model.states.cells(begin, end)
-    missing_ns = piece.missing_ns()[a : b - 1]
-    is_broken = piece.broken[a : b - 1]
+    missing_ns, is_broken = piece.missing_ns(), piece.broken
     if not piece.is_counter and not missing_ns.any() and (near := _near_edges(model, t_ns)) is not None:
         return _dense(model, cells, t_ns, value, near, at_ns)
     t, at = cells.since(t_ns), cells.since(at_ns)
@@ -204,12 +233,11 @@ def _near_edges(model: LineModel, t_ns: Ints) -> NDArray[np.intp] | None:
     edge_ns = edge_ns[slice(*np.searchsorted(edge_ns, [t_ns[0], t_ns[-1]]))]
     if model.response.tau_s or FEW_EDGES * len(edge_ns) > len(t_ns):
         return None
-    # Power may follow its marks by so much; the model's steps are there too.
-    behind = reach + round(most_lag_ns())
+    # Power follows its marks late, and comes to what it is in a state little by little.
+    behind = reach + round(most_lag_ns() + COMES_S * 1e9)
     first, last = np.searchsorted(t_ns, edge_ns - reach) - 1, np.searchsorted(t_ns, edge_ns + behind, "right")
-    is_near = np.zeros(len(t_ns) - 1, bool)
-    for i in range(int((last - first).max(initial=0))):
-        is_near[np.clip(np.minimum(first + i, last - 1), 0, len(is_near) - 1)] = True
+    begun = np.bincount(np.maximum(first, 0), minlength=len(t_ns)) - np.bincount(last, minlength=len(t_ns) + 1)[:-1]
+    is_near = np.cumsum(begun)[:-1] > 0
     return np.flatnonzero(is_near)
 
 

@@ -8,12 +8,12 @@ readings is a process correlated in time. docs/explanation/energy.md has the the
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.signal import lfilter
 
 from powerd_analytics.energy.response import Response
 from powerd_analytics.energy.states import Cells, States
@@ -105,40 +105,36 @@ class Residual:
         return np.asarray(variance + np.maximum(*ends))
 
 
-@dataclass(slots=True)
-class Stretch:
-    """Readings in a row that the regression sees."""
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The readings that the regression sees: those of stretches of time, one after the other."""
 
     cells: Cells
+    """Of all stretches. What lies between two of them belongs to the last cell of the first."""
     t_s: Values
+    """[n] since the first cell."""
     watts: Values
-    """[r] power of each reading, or of each interval between two of a counter."""
+    """[r] power of each reading; of a counter, r = n - 1, of each interval between two."""
     is_good: NDArray[np.bool_]
-    """[r]"""
-    design: Values = field(default_factory=lambda: np.zeros((0, 0)))
-    weight: Values = field(default_factory=lambda: np.ones(0))
-    """[r] of each reading in the regression: 0 where it is not good, 1 where what is left over is as large as usual."""
-    whitening: Values = field(default_factory=lambda: np.ones(1))
-    """Filter that leaves of every reading what those before it do not lead one to expect."""
-
-    integral: tuple[Values, Values] = field(default_factory=lambda: (np.zeros((0, 0)), np.zeros((0, 0))))
-    """[r, c] design and square of what is left over, and [r, c] their integral up to each reading."""
-
-    def weighted(self, values: Values) -> Values:
-        """Values [r] or [r, c] as the regression takes them."""
-        return np.asarray(lfilter(self.whitening, 1.0, (values.T * np.sqrt(self.weight)).T, axis=0))
+    """[r] False for what a counter has of an interval in which it was set back, and between two stretches."""
+    rows: tuple[slice, ...]
+    """Rows r of each stretch."""
+    spans_ns: Ints
+    """[stretches, 2] the first and the last reading of each."""
 
     @property
-    def span_ns(self) -> tuple[int, int]:
-        return tuple(round(float(x) * 1e9) + self.cells.origin_ns for x in (self.t_s[0], self.t_s[-1]))  # type: ignore[return-value]
+    def readings(self) -> int:
+        return int(self.is_good.sum())
+
+    @property
+    def at_s(self) -> Values:
+        """[r] moments of the rows; of a counter's where they end."""
+        return self.t_s[len(self.t_s) - len(self.watts) :]
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True)  # without slots: what follows from the fields is worked out once
 class LineModel:
-    """One line's power by states, with the covariance of what is not known of it.
-
-    The unknowns are the power of each column, the place, the lag and the time constant; ``posterior`` is of all.
-    """
+    """The power of one line by states."""
 
     signal: Signal
     states: States
@@ -146,29 +142,8 @@ class LineModel:
     """With the place and the lag taken into account."""
     lag_s: float
     watts: Values
-    posterior: NDArray[np.float64]
-    plain: NDArray[np.float64]
-    """The posterior if the prior were right and what is left over noise."""
-    common: NDArray[np.float64]
-    """[q + 3, c] what every run of this sensor has wrong alike, as sums of independent errors with a standard deviation
-    of 1: by the stated place, lag and time constant, by what no readings tell of place and lag, and by what is not
-    linear in the timing."""
-    within_w: Values
-    """[q] standard deviation of the power within each column's bin."""
+    """[q] of each column."""
     residual: Residual
-    stretches: list[Stretch]
-
-    @property
-    def columns(self) -> int:
-        return len(self.watts)
-
-    @property
-    def readings(self) -> int:
-        """How many tell something of the power: all that the regression saw, none where they hardly saw a phase."""
-        in_phase = np.repeat(~self.states.is_rest, np.diff(self.states.first_column))
-        seen = sum(float(s.design[s.is_good][:, : self.columns][:, in_phase].sum()) for s in self.stretches)
-        count = sum(int(s.is_good.sum()) for s in self.stretches)
-        return count if seen >= LEAST_SEEN or not in_phase.any() else 0
 
     def upto(self, cells: Cells, t_s: Values) -> Values:
         """Joules of the model from the first cell up to moments."""
@@ -178,101 +153,7 @@ class LineModel:
         """What readings at moments would show of the model."""
         return self.response.seen(cells, self.watts[cells.column], t_s)
 
-    def leverage(self, begin_ns: Ints, end_ns: Ints, label: Numbers) -> tuple[Values, Values]:
-        """[l, q + 4] seconds (joules by unit) by which each unknown moves the energy of all intervals [m] of a label
-        together, as the readings that the regression saw tell: the model's part less what its readings take back."""
-        labels = int(label.max(initial=-1)) + 1
-        q = self.columns
-        total = np.zeros((labels, q + 6))
-        seconds = np.zeros(labels)
-        for stretch in self.stretches:
-            low, high = stretch.span_ns
-            some = (end_ns > low) & (begin_ns < high)
-            if not some.any():
-                continue
-            begin, end = np.clip(begin_ns[some], low, high), np.clip(end_ns[some], low, high)
-            seconds += np.bincount(label[some], weights=(end - begin) * 1e-9, minlength=labels)
-            edges, place = np.unique(np.concatenate([begin, end]), return_inverse=True)
-            upto = self._leverage_upto(stretch, stretch.cells.since(edges))
-            sign = np.concatenate([np.full(len(begin), -1.0), np.ones(len(end))])
-            both = np.concatenate([label[some], label[some]]).astype(np.int64) * len(edges) + place
-            pairs, where = np.unique(both, return_inverse=True)
-            weight = np.bincount(where, weights=sign)
-            for one in np.unique(pairs // len(edges)).tolist():
-                own = pairs // len(edges) == one
-                total[one] += weight[own] @ upto[pairs[own] % len(edges)]
-        first, last = (int(t) for t in self.signal.t_ns[[0, -1]])
-        length = np.zeros(labels)
-        for own in pieces(len(label)):
-            inside_ns = np.clip(end_ns[own], first, last) - np.clip(begin_ns[own], first, last)
-            length += np.bincount(label[own], weights=inside_ns * 1e-9, minlength=labels)
-        of_all = np.maximum(self.residual.all2, 1e-18) * np.maximum(seconds, 1e-12)
-        restless = np.where(seconds > 0, np.clip(total[:, q + 4] / of_all, *RESTLESS), 1.0)
-        later, earlier = total[:, q + 1], total[:, q + 5]
-        total[:, q + 1] = np.where(np.abs(earlier) > np.abs(later), earlier, later)
-        total = total[:, : q + 4] * np.where(seconds > 0, length / np.maximum(seconds, 1e-12), 0.0)[:, None]
-        # What no stretch has, and what lies before the first reading or behind the last one, is the model's alone.
-        for low, high, chosen in (
-            (_EVER[0], first, seconds >= 0),
-            (last, _EVER[1], seconds >= 0),
-            (first, last, seconds <= 0),
-        ):
-            if not chosen.any():
-                continue
-            some = (end_ns > low) & (begin_ns < high) & chosen[label]
-            for one in np.unique(label[some]).tolist():
-                own = some & (label == one)
-                total[one, :q] += self._share_of(np.maximum(begin_ns[own], low), np.minimum(end_ns[own], high))
-        return total, restless
-
-    def _leverage_upto(self, stretch: Stretch, at_s: Values) -> Values:
-        cells, q = stretch.cells, self.columns
-        upto = np.zeros((len(at_s), q + 6))
-        between = Response(0.0, 0.0, is_counter=True, shift_s=-self.lag_s).design(cells, at_s, q)
-        upto[1:, :q] = np.cumsum(between * np.diff(at_s)[:, None], axis=0)
-        # Power follows its marks and never leads them: what matters at a mark is the power before it.
-        step, now = LAG_STEP_S, self.upto(cells, at_s)
-        upto[:, q + 1] = upto[:, q + 5] = (self.upto(cells, at_s - step) - now) / step
-        upto[:, q + 3] = -upto[:, q + 1]
-        if self.lag_s > LATE_SHARE * step:
-            # It may also follow less late: behind a pause as short as that there is another power.
-            upto[:, q + 5] = (now - self.upto(cells, at_s + step)) / step
-        back = self._line_upto(stretch, at_s)
-        upto[:, : q + 3] -= back[:, :-1]
-        upto[:, q + 4] = back[:, -1]
-        upto[:, q + 5] -= back[:, q + 1]
-        return upto
-
-    def _line_upto(self, stretch: Stretch, at_s: Values) -> Values:
-        """[n, q + 4] integral up to moments of the design as the residual is interpolated, and of its square."""
-        t, dt = stretch.t_s, np.diff(stretch.t_s)
-        slope = np.ones((len(dt), self.columns + 4))
-        if not self.response.is_counter:
-            slope[:, :-1] = self.residual.bridged(dt - self.response.seen_s)[0][:, None]
-        if not len(stretch.integral[0]):
-            left = stretch.watts - self.seen(stretch.cells, t)
-            rows = np.column_stack([stretch.design[:, : self.columns + 3], left**2]) * stretch.is_good[:, None]
-            steps = (rows if self.response.is_counter else (rows[1:] + rows[:-1]) / 2) * dt[:, None] * slope
-            stretch.integral = rows, np.concatenate([np.zeros((1, rows.shape[1])), np.cumsum(steps, axis=0)])
-        rows, upto = stretch.integral
-        i = np.clip(np.searchsorted(t, at_s, "right") - 1, 0, len(t) - 2)
-        into = np.clip((at_s - t[i]) / dt[i], 0, 1)[:, None]
-        if self.response.is_counter:
-            return np.asarray(upto[i] + (upto[i + 1] - upto[i]) * into)
-        part = rows[i] + (rows[i + 1] - rows[i]) * into / 2
-        return np.asarray(upto[i] + part * into * dt[i][:, None] * slope[i])
-
-    def _share_of(self, begin_ns: Ints, end_ns: Ints) -> Values:
-        """Seconds [q] of intervals in each column, for those that the regression did not see: a few of them tell."""
-        some = np.linspace(0, len(begin_ns) - 1, min(len(begin_ns), 16)).astype(int)
-        share = np.zeros(self.columns)
-        for b, e in zip(begin_ns[some].tolist(), end_ns[some].tolist(), strict=True):
-            if e > b:
-                cells = self.states.cells(b, e)
-                share += np.bincount(cells.column, weights=np.diff(cells.at_s), minlength=self.columns)
-        total = share.sum()
-        return share * (((end_ns - begin_ns) * 1e-9).sum() / total) if total > 0 else share
-
+    @cached_property
     def unusual(self) -> tuple[Moments, Moments]:
         """Moments at which a state follows another power than it does on average, as at the begin of a training, and by
         how many watts that power differs; and those, backwards in time, at which another power follows than usual."""
@@ -295,28 +176,190 @@ class LineModel:
             found.append((np.concatenate(edge_ns)[::time], np.concatenate(watts)[::time]))
         return found[0], found[1]
 
-    def from_elsewhere(
-        self, begin_ns: Ints, end_ns: Ints, length_s: Values, unusual: tuple[Moments, Moments]
-    ) -> Values:
+    def from_elsewhere(self, begin_ns: Ints, end_ns: Ints, length_s: Values) -> Values:
         """Variance (J^2) of intervals [m] that begin at an `unusual` moment or soon after one, or end there or soon
         before: power may come from there for as long as no reading tells, or what a reading saw of both sides of the
         moment is split in the wrong place."""
         variance, unseen_s = np.zeros(len(begin_ns)), min(COMES_S, self.residual.spacing_s + self.response.seen_s)
-        for at_ns, share, (edge_ns, away_w) in zip((begin_ns, -end_ns), (1 / 2, 1 / 4), unusual, strict=True):
+        for at_ns, share, (edge_ns, away_w) in zip((begin_ns, -end_ns), (1 / 2, 1 / 4), self.unusual, strict=True):
             if len(edge_ns):
                 last = np.searchsorted(edge_ns, at_ns, "right") - 1
                 left_s = np.where(last >= 0, unseen_s - (at_ns - edge_ns[last]) * 1e-9, 0.0)
                 variance += (share * away_w[last] * np.clip(left_s, 0.0, length_s)) ** 2
         return variance
 
+
+def integral_of(model: LineModel, sample: Sample, A: Values) -> tuple[Values, Values]:
+    """[r, q + 4] the design A of a sample and the square of what the model leaves over, and [n, q + 4] their integral
+    up to each reading, as the residual is interpolated."""
+    dt, response = np.diff(sample.t_s), model.response
+    left = sample.watts - model.seen(sample.cells, sample.t_s)
+    rows = np.column_stack([A, left**2]) * sample.is_good[:, None]
+    steps = (rows if response.is_counter else (rows[1:] + rows[:-1]) / 2) * dt[:, None]
+    if not response.is_counter:
+        steps[:, :-1] *= model.residual.bridged(dt - response.seen_s)[0][:, None]
+    return rows, np.concatenate([np.zeros((1, rows.shape[1])), np.cumsum(steps, axis=0)])
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """What the regression of one line finds that serves those that see power alike."""
+
+    timing: Values
+    """[3] from which its rounds begin."""
+    hypotheses: tuple[int, ...]
+    """Numbers of those that are believed."""
+    at: int
+    """Number of the noise of its first fit."""
+    bent: Values
+    """[q + 3, starts] what other timings do to the power, but for what is linear in them, as a share of its scale."""
+
+
+@dataclass(frozen=True)  # likewise
+class Posterior:
+    """What the regression knows and does not know of the power of a line.
+
+    The unknowns are the power of each of the q columns, the place, the lag and the time constant.
+    """
+
+    model: LineModel
+    covariance: Values
+    """[q + 3, q + 3]"""
+    plain: Values
+    """The same if the prior were right and what is left over noise."""
+    common: Values
+    """[q + 3, c] what every run of this sensor has wrong alike, as sums of independent errors with a standard deviation
+    of 1: by the stated place, lag and time constant, by what no readings tell of place and lag, and by what is not
+    linear in the timing."""
+    within_w: Values
+    """[q] standard deviation of the power within each column's bin."""
+    sample: Sample
+    beginning: Beginning | None
+    integral: tuple[Values, Values]
+    """By `integral_of`."""
+
+    @cached_property
+    def readings(self) -> int:
+        """How many tell something of the power: all that the regression saw, none where they hardly saw a phase."""
+        states, (rows, _) = self.model.states, self.integral
+        in_phase = np.repeat(~states.is_rest, np.diff(states.first_column))
+        seen = float(rows[:, : len(in_phase)].sum(axis=0) @ in_phase) if len(rows) else 0.0
+        return self.sample.readings if seen >= LEAST_SEEN or not in_phase.any() else 0
+
+    def leverage(self, begin_ns: Ints, end_ns: Ints, label: Numbers) -> tuple[Values, Values]:
+        """[l, q + 4] seconds (joules by unit) by which each unknown moves the energy of all intervals [m] of a label
+        together, as the readings that the regression saw tell: the model's part less what its readings take back. And
+        [l] the square of what is left over in them, over that of all readings."""
+        labels = int(label.max(initial=-1)) + 1
+        model, q = self.model, len(self.model.watts)
+        total, seconds = np.zeros((labels, q + 6)), np.zeros(labels)
+        if len(self.sample.spans_ns):
+            for own in pieces(len(label)):
+                self._add_leverage(total, seconds, begin_ns[own], end_ns[own], label[own])
+        first, last = (int(t) for t in model.signal.t_ns[[0, -1]])
+        length = np.zeros(labels)
+        for own in pieces(len(label)):
+            inside_ns = np.clip(end_ns[own], first, last) - np.clip(begin_ns[own], first, last)
+            length += np.bincount(label[own], weights=inside_ns * 1e-9, minlength=labels)
+        of_all = np.maximum(model.residual.all2, 1e-18) * np.maximum(seconds, 1e-12)
+        restless = np.where(seconds > 0, np.clip(total[:, q + 4] / of_all, *RESTLESS), 1.0)
+        later, earlier = total[:, q + 1], total[:, q + 5]
+        total[:, q + 1] = np.where(np.abs(earlier) > np.abs(later), earlier, later)
+        total = total[:, : q + 4] * np.where(seconds > 0, length / np.maximum(seconds, 1e-12), 0.0)[:, None]
+        # What no stretch has, and what lies before the first reading or behind the last one, is the model's alone.
+        is_seen = seconds > 0
+        for low, high, chosen in ((_EVER[0], first, None), (last, _EVER[1], None), (first, last, ~is_seen)):
+            if chosen is not None and not chosen.any():
+                continue
+            some = (end_ns > low) & (begin_ns < high)
+            if chosen is not None:
+                some &= chosen[label]
+            which = np.flatnonzero(some)
+            which = which[np.argsort(label[which], kind="stable")]
+            for of_label in np.split(which, np.flatnonzero(np.diff(label[which])) + 1) if len(which) else ():
+                share = self._share_of(np.maximum(begin_ns[of_label], low), np.minimum(end_ns[of_label], high))
+                total[int(label[of_label[0]])][:q] += share
+        return total, restless
+
+    def _add_leverage(self, total: Values, seconds: Values, begin_ns: Ints, end_ns: Ints, label: Numbers) -> None:
+        """Add those of intervals to the sums [l, q + 6] of each label, and to the seconds [l] that lie in stretches."""
+        spans = self.sample.spans_ns
+        covered_ns = np.concatenate([[0], np.cumsum(spans[:, 1] - spans[:, 0])])
+        # A moment between two stretches is as good as the end of the first.
+        ends = np.concatenate([begin_ns, end_ns])
+        number = np.clip(np.searchsorted(spans[:, 0], ends, "right") - 1, 0, len(spans) - 1)
+        inside = np.clip(ends, spans[number, 0], spans[number, 1])
+        upto_s = (covered_ns[number] + inside - spans[number, 0]) * 1e-9
+        labels, m = len(seconds), len(begin_ns)
+        seconds += np.bincount(label, weights=upto_s[m:] - upto_s[:m], minlength=labels)
+        edges, place = np.unique(np.concatenate([inside, spans.ravel()]), return_inverse=True)
+        sign = np.concatenate([np.full(m, -1.0), np.ones(m)])
+        both = np.concatenate([label, label]).astype(np.int64) * len(edges) + place[: 2 * m]
+        pairs, where = np.unique(both, return_inverse=True)
+        weight = np.bincount(where, weights=sign)
+        pairs, weight = pairs[weight != 0], weight[weight != 0]
+        if not len(pairs):
+            return
+        upto = self._leverage_upto(self.sample.cells.since(edges), np.searchsorted(edges, spans[1:, 0]))
+        of, at = np.divmod(pairs, len(edges))
+        first = np.flatnonzero(np.diff(of, prepend=-1))
+        for a, b in zip(first, np.append(first[1:], len(of)), strict=True):
+            total[of[a]] += weight[a:b] @ upto[at[a:b]]
+
+    def _leverage_upto(self, at_s: Values, begins: NDArray[np.intp]) -> Values:
+        """[e, q + 6] up to each of some moments, the first readings of stretches with the numbers ``begins`` among
+        them; what lies before these, between two stretches, counts nothing."""
+        model, cells = self.model, self.sample.cells
+        q = len(model.watts)
+        upto = np.zeros((len(at_s), q + 6))
+        between = Response(0.0, 0.0, is_counter=True, shift_s=-model.lag_s).design(cells, at_s, q)
+        np.cumsum(between * np.diff(at_s)[:, None], axis=0, out=upto[1:, :q])
+        # Power follows its marks and never leads them: what matters at a mark is the power before it.
+        step, now = LAG_STEP_S, model.upto(cells, at_s)
+        upto[:, q + 1] = upto[:, q + 5] = (model.upto(cells, at_s - step) - now) / step
+        upto[:, q + 3] = -upto[:, q + 1]
+        if model.lag_s > LATE_SHARE * step:
+            # It may also follow less late: behind a pause as short as that there is another power.
+            upto[:, q + 5] = (now - model.upto(cells, at_s + step)) / step
+        back = self._line_upto(at_s)
+        upto[:, : q + 3] -= back[:, :-1]
+        upto[:, q + 4] = back[:, -1]
+        upto[:, q + 5] -= back[:, q + 1]
+        for begin in begins.tolist():
+            upto[begin:] -= upto[begin] - upto[begin - 1]
+        return upto
+
+    def _line_upto(self, at_s: Values) -> Values:
+        """[e, q + 4] integral up to moments of the design as the residual is interpolated, and of its square."""
+        t, (rows, upto) = self.sample.t_s, self.integral
+        i = np.clip(np.searchsorted(t, at_s, "right") - 1, 0, len(t) - 2)
+        dt = t[i + 1] - t[i]
+        into = np.clip((at_s - t[i]) / dt, 0, 1)[:, None]
+        if self.model.response.is_counter:
+            return np.asarray(upto[i] + (upto[i + 1] - upto[i]) * into)
+        part = (rows[i] + (rows[i + 1] - rows[i]) * into / 2) * into * dt[:, None]
+        part[:, :-1] *= self.model.residual.bridged(dt - self.model.response.seen_s)[0][:, None]
+        return np.asarray(upto[i] + part)
+
+    def _share_of(self, begin_ns: Ints, end_ns: Ints) -> Values:
+        """Seconds [q] of intervals in each column, for those that the regression did not see: a few of them tell."""
+        some = np.linspace(0, len(begin_ns) - 1, min(len(begin_ns), 16)).astype(int)
+        share = np.zeros(len(self.model.watts))
+        for b, e in zip(begin_ns[some].tolist(), end_ns[some].tolist(), strict=True):
+            if e > b:
+                cells = self.model.states.cells(b, e)
+                share += np.bincount(cells.column, weights=np.diff(cells.at_s), minlength=len(share))
+        total = share.sum()
+        return share * (((end_ns - begin_ns) * 1e-9).sum() / total) if total > 0 else share
+
     def is_lumped(self, begin_ns: Ints, end_ns: Ints, label: Numbers, labels: int) -> NDArray[np.bool_]:
         """[l] classes of which most intervals lie in the state that stands for several, and are shorter than twenty
         readings."""
-        if self.states.lumped < 0:
+        if self.model.states.lumped < 0:
             return np.zeros(labels, bool)
-        middle = np.searchsorted(self.states.edge_ns, begin_ns + (end_ns - begin_ns) // 2, "right")
-        is_short = (end_ns - begin_ns) * 1e-9 < 20 * max(self.residual.spacing_s, self.response.width_s)
-        lumped = (self.states.state[middle] == self.states.lumped) & is_short
+        middle = np.searchsorted(self.model.states.edge_ns, begin_ns + (end_ns - begin_ns) // 2, "right")
+        is_short = (end_ns - begin_ns) * 1e-9 < 20 * max(self.model.residual.spacing_s, self.model.response.width_s)
+        lumped = (self.model.states.state[middle] == self.model.states.lumped) & is_short
         count = np.bincount(label, minlength=labels)
         return np.asarray(np.bincount(label, weights=lumped, minlength=labels) > count / 2)
 
@@ -328,17 +371,17 @@ class LineModel:
     def variance(self, leverage: Values, length_s: Values) -> tuple[Values, Values, Values]:
         """Variances (J^2) [l] of energies with a leverage, of intervals of a mean length: by the states' power alone,
         by what the place, the lag and the time constant add, and how much of the first is misfit."""
-        q = self.columns
-        whole = np.einsum("lc,cd,ld->l", leverage, self.posterior, leverage)
-        alone = self.posterior[:q, :q]
-        other = self.posterior[q:, q:]
+        q = len(self.model.watts)
+        states = leverage[:, :q]
+        whole = np.sum(leverage @ self.covariance * leverage, axis=1)
+        power = np.sum(states @ self.covariance[:q, :q] * states, axis=1)
+        other = self.covariance[q:, q:]
         if np.any(other):
-            cross = self.posterior[:q, q:]
-            alone = alone - cross @ np.linalg.pinv(other) @ cross.T
-        power = np.einsum("lc,cd,ld->l", leverage[:, :q], alone, leverage[:, :q])
+            with_timing = states @ self.covariance[:q, q:]
+            power -= np.sum(with_timing @ np.linalg.pinv(other) * with_timing, axis=1)
         power = np.clip(power, 0, np.maximum(whole, 0))
-        plain = np.einsum("lc,cd,ld->l", leverage[:, :q], self.plain[:q, :q], leverage[:, :q])
+        plain = np.sum(states @ self.plain[:q, :q] * states, axis=1)
         # As power lags, an interval may have a part of a bin that is longer than itself, and not the mean one.
-        is_part = np.clip(1 - length_s[:, None] / np.maximum(self.states.bin_s, 1e-9), 0, 1)
-        within = np.sum((leverage[:, :q] * self.within_w) ** 2 * is_part, axis=1)
+        is_part = np.clip(1 - length_s[:, None] / np.maximum(self.model.states.bin_s, 1e-9), 0, 1)
+        within = np.sum((states * self.within_w) ** 2 * is_part, axis=1)
         return power + within, np.maximum(whole - power, 0), np.maximum(power - plain, 0) + within

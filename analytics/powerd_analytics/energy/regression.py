@@ -1,31 +1,40 @@
-"""The regression behind a line's model: what is believed of power beforehand, what the readings say, what is left over.
+"""The regression behind a line's model, in the symbols of docs/explanation/energy.md.
 
-    y_k = sum over columns c of A[k, c] p[c] + drift(t_k) + r_k
+    y_k = sum over columns c of A[k, c] p[c] + (dy_k / d timing) timing + drift(t_k) + r_k
 
-A[k, c] is the share of reading k's weight that lies in column c. Three unknowns enter by their derivatives, with priors
-of their own: the windows' place, the lag of power behind its marks, the time constant of a low-pass; together they are
-the timing. How restless power is within a state, and how soon it comes to the level of a state from that of the one
-before, is decided by the evidence of a few hypotheses together. What other lines of the same source say of the same
-power is added as blocks of seconds. docs/explanation/energy.md has the theory.
+Three values are passed on, none of which changes: the `Design` (A, y and the readings' weights, and of these N = A'A
+and A'y), the `Prior` (what is believed of the unknowns beforehand, as a factor L of their covariance), and the `Fit`
+(the noise s2 that makes the evidence greatest, and the unknowns there). The unknowns u are the power of each of the q
+columns less the mean power of the readings, the three of the timing (place, lag, time constant), and the drift.
+Of lines that see power alike the first says where the others begin.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import linalg
 
-from powerd_analytics.energy.model import COMES_S, LineModel, Residual, Stretch, most_lag_ns
+from powerd_analytics.energy.model import (
+    COMES_S,
+    Beginning,
+    LineModel,
+    Posterior,
+    Residual,
+    Sample,
+    integral_of,
+    most_lag_ns,
+)
 from powerd_analytics.energy.response import Response, place_limit_ns
-from powerd_analytics.energy.states import States
+from powerd_analytics.energy.states import Cells, States
 from powerd_analytics.signals import parts_between
 from powerd_client.signal import Signal
 
 Values = NDArray[np.float64]
+Ints = NDArray[np.int64]
 
 MOST_ROWS, MOST_ENTRIES, LEAST_ROWS = 1 << 15, 1 << 20, 1 << 12
 """Readings that the regression sees, entries of its design, and readings that it sees of any number of columns."""
@@ -35,10 +44,12 @@ RELAXATIONS_S = (0.0, 1e-3, 4e-3)
 SMOOTHNESS = (0.05, 0.2)
 """Standard deviations of the step from one bin of a state to the next, as shares of the power's scale."""
 HYPOTHESES = tuple(product(RELAXATIONS_S, SMOOTHNESS))
+FIRST = 3
+"""Number of the hypothesis with which the fit begins."""
 BELIEVED = 500.0
 """Independent readings' worth of evidence that is believed of one hypothesis against another."""
-BELIEVED_AT_ALL = 1e-6
-"""Weight of a hypothesis below which it is not worth working out."""
+BELIEVED_AT_ALL = 1e-3
+"""Weight of a hypothesis below which it is not looked at again."""
 LEVEL_SHARE = 0.5
 """Least standard deviation of a state's level beforehand, as a share of the mean power."""
 REST_SHARE = 0.5
@@ -46,6 +57,8 @@ REST_SHARE = 0.5
 nothing is marked, less goes on."""
 DRIFTS, DRIFT_SHARE = 4, 0.03
 """Polynomials (Legendre's) of the slow drift, and their standard deviation as a share of the power's scale."""
+OTHERS = 3 + DRIFTS
+"""Unknowns that are no power of a column."""
 LEAST_SHARE = 0.01
 """Least share of phases in a reading that is believed to tell how much phases may differ."""
 LEAST_NOISE = 0.01
@@ -85,79 +98,319 @@ PLACES = np.linspace(-1, 1, 9)
 ALIKE, DISAGREES = 0.5, 3.0
 """Share of the mean power, and standard deviations of how much two gains may differ: a line that is farther off
 measures another power."""
-_NOISES = np.geomspace(1e-9, 1.0, 109)
-"""Variances that are tried, over the square of the power's scale."""
+NOISES = np.geomspace(1e-9, 1.0, 109)
+"""Variances that are tried, over the square of the power's scale,"""
+FIRST_NOISES = 6
+"""and how many of them to begin with, spread over all: there may be more than one summit."""
 
 
-def fit(signal: Signal, states: States, clock_bound_ns: float = 0.0, others: Sequence[Signal] = ()) -> LineModel:
-    """The model of a line with two good readings or more; the ``others`` measure the same power."""
+@dataclass(frozen=True, slots=True)
+class Weighing:
+    """How much each reading of a sample counts."""
+
+    weight: Values
+    """[r] 0 where a reading is not good, 1 where what is left over is as large as usual."""
+    a: Values = field(default_factory=lambda: np.zeros(0))
+    """Coefficients of the autoregression of what is left over: what readings before one lead one to expect of it."""
+    blocks: tuple[Block, ...] = ()
+    """What other lines say of the same power,"""
+    noise2: float = 0.0
+    """and the variance of a reading's noise, which theirs counts in relation to; 0 while it is not known."""
+
+    def of(self, X: Values, rows: slice) -> Values:
+        """Values [r] or [r, c] of some readings in a row as the regression takes them."""
+        X = (X.T * np.sqrt(self.weight[rows])).T
+        left = X.copy() if len(self.a) else X
+        for j, a_j in enumerate(self.a.tolist(), 1):
+            left[j:] -= a_j * X[:-j]
+        return left
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Blocks of seconds [b] of another line, in standard deviations that are independent."""
+
+    B: Values
+    """[b, unknowns] design"""
+    y: Values
+    """[b] power less the mean power of the readings,"""
+    power: Values
+    """and power."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prior:
+    """What is believed of the unknowns beforehand: they are L z, where all z are independent with a standard deviation
+    of 1. Of L the parts that are not 0.
+
+    z are the level of each state, what all rests have in common, the steps between a state's bins, the timing, and the
+    drift.
+    """
+
+    hypothesis: int
+    """Its number in `HYPOTHESES`."""
+    mean_w: float
+    scale_w: float
+    """S: standard deviation of a level."""
+    least_noise_w: float
+    level: Values
+    """[q, states + 1] power of each column by levels."""
+    step: tuple[Values, ...]
+    """[b, b - 1] of each state, by steps from one bin to the next."""
+    step_w: Values
+    """[q] scale of a step,"""
+    smoothness: float
+    """and its standard deviation as a share of that."""
+    u_timing: Values
+    """Standard uncertainties of place (s), lag (s) and time constant (a share of it)."""
+    of_sensor: float
+    """Share of what is believed of the place that is the sensor's: its clock is tied anew in each run."""
+
+    @property
+    def columns(self) -> int:
+        return len(self.level)
+
+    @property
+    def _alone(self) -> Values:
+        """Standard deviations of the unknowns that are no power."""
+        return np.append(np.maximum(self.u_timing, 1e-9), np.full(DRIFTS, DRIFT_SHARE * self.scale_w))
+
+    def times(self, X: Values) -> Values:
+        """X L [r, z] of X [r, unknowns]."""
+        first = np.cumsum([0, *map(len, self.step)])
+        steps = [
+            X[:, a : a + len(step)] @ (self.smoothness * step)
+            for a, step in zip(first.tolist(), self.step, strict=False)
+        ]
+        return np.concatenate([X[:, : self.columns] @ self.level, *steps, X[:, self.columns :] * self._alone], axis=1)
+
+    def applied(self, Z: Values) -> Values:
+        """L Z [unknowns, c] of Z [z, c]."""
+        power, z = self.level @ Z[: self.level.shape[1]], self.level.shape[1]
+        first = 0
+        for step in self.step:
+            power[first : first + len(step)] += self.smoothness * (step @ Z[z : z + step.shape[1]])
+            first, z = first + len(step), z + step.shape[1]
+        return np.concatenate([power, self._alone[:, None] * Z[z:]])
+
+
+@dataclass(frozen=True, slots=True)
+class Design:
+    """What the readings of a sample say: y = A u + r, at a timing."""
+
+    sample: Sample
+    weighing: Weighing
+    timing: Values
+    """[3] at which A holds; the unknowns are differences from it."""
+    A: Values
+    """[r, unknowns]"""
+    y: Values
+    """[r] less the mean power."""
+    seen: tuple[Ints, ...]
+    """Unknowns that the readings of each stretch see."""
+    N_own: Values
+    """A'A of the weighted readings,"""
+    N: Values
+    """and of the blocks of other lines too,"""
+    Ay: Values
+    """A'y,"""
+    yy: float
+    """y'y."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """The posterior of the unknowns, if the prior were right and what is left over noise."""
+
+    design: Design
+    prior: Prior
+    u: Values
+    """[unknowns] their means, as differences from the mean power and from the design's timing."""
+    s2: float
+    """Variance of the noise, the ``at``-th of those that are tried."""
+    at: int
+    M: Values
+    """[z, z] L'NL + s2: the posterior's covariance is s2 L M^-1 L',"""
+    with_timing: Values
+    """[unknowns, 3] of which these are the timing's columns."""
+    evidence: float
+    """Logarithm of the probability of the readings."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """The fits of one design by several hypotheses, each as its evidence says."""
+
+    fits: tuple[Fit, ...]
+    """The one with the most evidence first,"""
+    weight: Values
+    """[fits] and their weights."""
+
+    @property
+    def best(self) -> Fit:
+        return self.fits[0]
+
+    @property
+    def u(self) -> Values:
+        """[unknowns]"""
+        return np.asarray(self.weight @ np.array([f.u for f in self.fits]))
+
+    @property
+    def spread(self) -> Values:
+        """[unknowns, fits] by how much the fits differ; its product with its transpose is a covariance."""
+        return np.asarray((np.array([f.u for f in self.fits]) - self.u).T * np.sqrt(self.weight))
+
+    @property
+    def by_timing(self) -> Values:
+        """[q, 3] watts by which each column goes with each of the timing."""
+        q, timing = self.best.prior.columns, self._with_timing
+        return np.asarray(timing[:q] @ np.linalg.pinv(timing[q : q + 3]))
+
+    @property
+    def power(self) -> Values:
+        """[q] less the mean power, at the design's timing."""
+        q = self.best.prior.columns
+        return np.asarray(self.u[:q] - self.by_timing @ self.u[q : q + 3])
+
+    @property
+    def next_timing(self) -> Values:
+        """[3] where the readings want it, within what is believed. Power does not lead its marks."""
+        q, u_timing = self.best.prior.columns, self.best.prior.u_timing
+        timing = self.best.design.timing + np.clip(self.u[q : q + 3], -u_timing, u_timing)
+        with_lag = self._with_timing[q : q + 3, 1]
+        timing = timing - with_lag / max(float(with_lag[1]), 1e-18) * min(float(timing[1]), 0.0)
+        return np.asarray(np.clip(timing, -np.sqrt(3) * u_timing, np.sqrt(3) * u_timing))
+
+    @property
+    def _with_timing(self) -> Values:
+        """[unknowns, 3] covariances with the timing."""
+        q, spread = self.best.prior.columns, self.spread
+        each = sum(w * f.with_timing for w, f in zip(self.weight.tolist(), self.fits, strict=True))
+        return np.asarray(each + spread @ spread[q : q + 3].T)
+
+
+def fit_line(
+    signal: Signal,
+    states: States,
+    clock_bound_ns: float = 0.0,
+    others: Sequence[Signal] = (),
+    beginning: Beginning | None = None,
+) -> Posterior:
+    """What a line with two good readings or more tells of the power. The ``others`` measure the same power; the
+    ``beginning`` is that of a line that sees power alike."""
     response = Response.of(signal)
-    stretches = list(_stretches(signal, states, response))
-    regression = _Regression(signal, states, stretches, response, clock_bound_ns, others)
-    q = regression.columns
-    power, timing = np.full(q, regression.mean_w), np.zeros(3)
-    covariance = plain = np.zeros((q + 3, q + 3))
-    common, within_w, freedom = np.zeros((q + 3, 5)), np.zeros(q), 0.0
-    if regression.readings < 2:
-        stretches.clear()
+    sample = sample_of(signal, states, response)
+    priors = priors_of(sample, signal, states, response, clock_bound_ns)
+    prior = priors[FIRST]
+    if sample.readings < 2:
+        return _without_readings(signal, states, response, prior)
+    first = fit(
+        design(sample, response, prior, trusted(sample, states, response, prior)),
+        prior,
+        None if beginning is None else beginning.at,
+    )
+    weighing = weighed(first, response, prior, signal.spacing_ns * 1e-9)
+    believed = list(others)
+    while True:
+        blocks = tuple(block_of(other, sample, states, prior) for other in believed)
+        most, begun = _fit_timing(sample, response, priors, replace(weighing, blocks=blocks), first, beginning)
+        agreeing = [o for o, block in zip(believed, blocks, strict=True) if _gain_off(block, most.u) <= DISAGREES]
+        if len(agreeing) == len(believed):
+            return _posterior(most, begun, signal, states, response)
+        believed = agreeing
+
+
+def _fit_timing(
+    sample: Sample,
+    response: Response,
+    priors: Sequence[Prior],
+    weighing: Weighing,
+    first: Fit,
+    beginning: Beginning | None,
+) -> tuple[Mixture, Beginning]:
+    """The fits at the timing with the most evidence, and from where they began."""
+    prior = priors[FIRST]
+    if beginning is None:
+        starts = [fit(design(sample, response, prior, weighing, t), prior, first.at) for t in _starts(prior)]
+        start = max(starts, key=_credible)
+        timing, hypotheses = start.design.timing, tuple(range(len(priors)))
     else:
-        known, power = regression.start()
-        solutions = []
-        for _ in range(ROUNDS):
-            regression.build(known, power)
-            solutions.append(regression.solve(known, power))
-            known, power = regression.next_timing(solutions[-1]), solutions[-1].power
-        best = max(solutions, key=lambda of: of.evidence)
-        agreeing = [o for o, off in zip(others, regression.gains_off(best), strict=True) if off <= DISAGREES]
-        if len(agreeing) < len(others):
-            return fit(signal, states, clock_bound_ns, agreeing)
-        if best is not solutions[-1]:
-            regression.build(best.known, best.before)
-        timing, power, plain, freedom = best.known, best.power, best.plain, best.freedom
-        covariance = regression.covariance(best)
-        common, bent = regression.common_errors(timing, covariance, plain), regression.bent(best)
-        covariance = covariance + common[:, 3:] @ common[:, 3:].T + bent @ bent.T
-        common, within_w = np.column_stack([common, bent]), regression.within_w(best)
-    model = LineModel(
-        signal, states, _at(response, timing), float(timing[1]), power, covariance, plain, common,
-        within_w, Residual(0.0, 0.0, 1.0, signal.spacing_ns * 1e-9), stretches,
-    )  # fmt: skip
-    left = [(s.watts - model.seen(s.cells, s.t_s)) * np.sqrt(s.weight) for s in stretches]
-    model.residual = _residual(left, [s.is_good for s in stretches], signal.spacing_ns * 1e-9, freedom)
-    return model
+        start, timing, hypotheses = first, beginning.timing, beginning.hypotheses
+    began, power, rounds = timing, start.u[: prior.columns], []
+    for _ in range(ROUNDS):
+        says = design(sample, response, prior, weighing, timing, power)
+        rounds.append(mixture([fit(says, priors[number], start.at) for number in hypotheses]))
+        hypotheses = tuple(f.prior.hypothesis for f in rounds[-1].fits)
+        timing, power = rounds[-1].next_timing, rounds[-1].power
+    most = max(rounds, key=lambda of: of.best.evidence)
+    bent = _bent(most, starts) / prior.scale_w if beginning is None else beginning.bent
+    return most, Beginning(began, hypotheses, first.at, bent)
 
 
-def _stretches(signal: Signal, states: States, response: Response) -> Iterator[Stretch]:
+# -- the readings
+
+
+def sample_of(signal: Signal, states: States, response: Response) -> Sample:
     """All readings where they are few, else stretches all over the run and where rare states are."""
+    runs: list[tuple[Ints, Values, NDArray[np.bool_]]] = []
+    done_ns = -(1 << 62)
+    for low, high in _wanted(signal, states):
+        for piece in parts_between(signal, low, high):
+            # Pieces of a signal in slices overlap by their margins, and meet at a reading.
+            a, b = np.searchsorted(piece.t_ns, [max(low, done_ns), high])
+            if b - a < 2:
+                continue
+            t_ns, value = piece.t_ns[a:b].copy(), piece.value[a:b]  # copies: the rest of the slice is not kept
+            if signal.is_counter:
+                watts, good = np.diff(value) / (np.diff(t_ns) * 1e-9), ~piece.broken[a : b - 1]
+            else:
+                watts, good = value.copy(), np.ones(b - a, bool)
+            if t_ns[0] == done_ns:
+                again = 0 if signal.is_counter else 1
+                before_ns, watts_before, good_before = runs.pop()
+                t_ns = np.append(before_ns, t_ns[1:])
+                watts, good = np.append(watts_before, watts[again:]), np.append(good_before, good[again:])
+            runs.append((t_ns, watts, good))
+            done_ns = int(t_ns[-1])
+    return _sample(runs, states, response)
+
+
+def _wanted(signal: Signal, states: States) -> list[tuple[int, int]]:
+    """Stretches of time, in order."""
     columns = max(int(states.first_column[-1]), 1)
     budget = int(np.clip(MOST_ENTRIES // columns, LEAST_ROWS, MOST_ROWS))
-    before, behind = (int(x * 1e9) + 5_000_000 for x in response.margin_s)
     if not len(signal.cuts_ns) and len(signal) <= budget:
-        wanted: list[tuple[int, int]] = [(-(1 << 61), 1 << 61)]
-    else:
-        first, last = int(signal.t_ns[0]), int(signal.t_ns[-1])
-        rare = np.unique(states.state, return_index=True)[1]
-        rare = rare[(rare > 0) & (rare < len(states.state) - 1)]
-        spread = np.linspace(first, last, STRETCHES + 2).astype(np.int64)
-        moments = np.concatenate([spread, states.edge_ns[rare - 1]])
-        half = int(budget / len(moments) * signal.spacing_ns / 2)
-        wanted = _joined([(int(m) - half, int(m) + half) for m in np.sort(moments)])
-    pieces = ((p, low, high) for low, high in wanted for p in parts_between(signal, low, high))
-    done_ns = -(1 << 62)
-    for piece, low, high in pieces:
-        # Pieces of a signal in slices overlap by their margins.
-        a, b = np.searchsorted(piece.t_ns, [max(low, done_ns), high])
-        if b - a < 2:
-            continue
-        done_ns = int(piece.t_ns[b - 1])
-        t = piece.t_ns[a:b]
-        cells = states.cells(int(t[0]) - before, int(t[-1]) + behind)
-        at = cells.since(t)
-        if signal.is_counter:
-            watts, is_good = np.diff(piece.value[a:b]) / np.diff(at), ~piece.broken[a : b - 1]
-        else:
-            watts, is_good = piece.value[a:b].copy(), np.ones(b - a, bool)  # the rest of the slice is not kept
-        yield Stretch(cells, at, watts, is_good, weight=is_good.astype(np.float64))
+        return [(-(1 << 61), 1 << 61)]
+    first, last = int(signal.t_ns[0]), int(signal.t_ns[-1])
+    rare = np.unique(states.state, return_index=True)[1]
+    rare = rare[(rare > 0) & (rare < len(states.state) - 1)]
+    spread = np.linspace(first, last, STRETCHES + 2).astype(np.int64)
+    moments = np.concatenate([spread, states.edge_ns[rare - 1]])
+    half = int(budget / len(moments) * signal.spacing_ns / 2)
+    return _joined([(int(m) - half, int(m) + half) for m in np.sort(moments)])
+
+
+def _sample(runs: Sequence[tuple[Ints, Values, NDArray[np.bool_]]], states: States, response: Response) -> Sample:
+    """Of stretches: times [n], power [r] of the readings, or of what a counter has between two, and whether it is
+    good."""
+    if not runs:
+        cells = Cells(0, np.array([0.0, 1e-9]), np.zeros(1, np.int64))
+        return Sample(cells, np.zeros(0), np.zeros(0), np.zeros(0, bool), (), np.zeros((0, 2), np.int64))
+    before, behind = (int(x * 1e9) + 5_000_000 for x in response.margin_s)
+    spans = np.array([t_ns[[0, -1]] for t_ns, _, _ in runs])
+    around = [states.cells(*ends) for ends in _joined([(low - before, high + behind) for low, high in spans.tolist()])]
+    origin = around[0].origin_ns
+    at_s = [c.at_s + (c.origin_ns - origin) * 1e-9 for c in around]
+    at_s = [*(at[:-1] for at in at_s[:-1]), at_s[-1]]
+    cells = Cells(origin, np.concatenate(at_s), np.concatenate([c.column for c in around]))
+    first = np.cumsum([0, *(len(t_ns) for t_ns, _, _ in runs)]).tolist()
+    rows = tuple(slice(a, a + len(watts)) for a, (_, watts, _) in zip(first, runs, strict=False))
+    t_s = cells.since(np.concatenate([t_ns for t_ns, _, _ in runs]))
+    # Between two stretches a counter has what is no row of either.
+    watts, is_good = np.zeros(rows[-1].stop), np.zeros(rows[-1].stop, bool)
+    for own, (_, power, good) in zip(rows, runs, strict=True):
+        watts[own], is_good[own] = power, good
+    return Sample(cells, t_s, watts, is_good, rows, spans)
 
 
 def _joined(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -170,476 +423,441 @@ def _joined(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     return joined
 
 
+def trusted(sample: Sample, states: States, response: Response, prior: Prior) -> Weighing:
+    """Less weight for readings that see where a state follows another one for once: power comes from there in a way
+    that is not the state's, and one such reading of few would turn all others round."""
+    begin_s, rare_s = sample.cells.at_s[:-1], sample.cells.since(states.rare_ns)
+    is_new = np.searchsorted(rare_s, begin_s, "right") > np.searchsorted(rare_s + COMES_S, begin_s, "right")
+    away_w = LEVEL_SHARE * prior.scale_w * response.seen(sample.cells, is_new.astype(np.float64), sample.t_s)
+    return Weighing(
+        sample.is_good.astype(np.float64) * np.maximum(1 / (1 + (away_w / prior.least_noise_w) ** 2), LEAST_WEIGHT)
+    )
+
+
+def weighed(fit: Fit, response: Response, prior: Prior, spacing_s: float) -> Weighing:
+    """Less weight for readings where what a first fit leaves over is larger than usual for seconds: while a GPU starts
+    up, say, which says nothing of the training. And where a reading sees most of what those before it saw, it counts
+    for what these do not lead one to expect of what is left over, an autoregression (Cochrane and Orcutt, 1949;
+    coefficients by Yule and Walker)."""
+    sample, weight = fit.design.sample, fit.design.weighing.weight
+    left = fit.design.y - fit.design.A[:, : prior.columns] @ fit.u[: prior.columns]
+    rounding2, near = (1e-9 * prior.scale_w) ** 2, np.zeros(len(left))
+    for rows in sample.rows:
+        x, w = left[rows], weight[rows]
+        ends = np.clip(np.arange(len(x))[:, None] + [-LOCAL // 2, LOCAL // 2 + 1], 0, len(x))
+        upto = np.concatenate([np.zeros((1, 2)), np.cumsum(np.column_stack([x**2 * w, w]), axis=0)])
+        square, weights = (upto[ends[:, 1]] - upto[ends[:, 0]]).T
+        near[rows] = square / np.maximum(weights, LEAST_WEIGHT)
+    noise2 = max(float(np.median(np.concatenate([near[rows] for rows in sample.rows]))), rounding2)
+    weight = weight * np.clip(noise2 / np.maximum(near, rounding2), LEAST_WEIGHT, 1.0)
+    # How many readings before one saw a part of what it sees.
+    saw = 0 if response.is_counter else int(response.seen_s / spacing_s + 1e-6) - 1
+    order = min(ORDER, sample.readings // READINGS_OF_ORDER, saw)
+    if order < 1:
+        return Weighing(weight, noise2=noise2)
+    series = [left[rows] * np.sqrt(weight[rows]) for rows in sample.rows]
+    lags = range(order + 1)
+    products = np.array([sum(float(x[j:] @ x[: max(len(x) - j, 0)]) for x in series) for j in lags])
+    # The noise that is believed beforehand is not correlated.
+    products[0] += sample.readings * prior.least_noise_w**2
+    apart = np.abs(np.subtract.outer(np.arange(order), np.arange(order)))
+    a = np.linalg.solve(products[apart], products[1:])
+    return Weighing(weight, a, noise2=noise2 * (1 - float(a @ products[1:]) / products[0]))
+
+
+# -- what is believed beforehand
+
+
+def priors_of(sample: Sample, signal: Signal, states: States, response: Response, clock_bound_ns: float) -> list[Prior]:
+    """Of all hypotheses, by what the readings show together, and what is stated of the sensor."""
+    watts = sample.watts[sample.is_good]
+    mean_w = float(np.mean(watts)) if len(watts) else 0.0
+    low, high = np.percentile(watts, [0.5, 99.5]) if len(watts) else (0.0, 0.0)
+    scale_w = max(float(high - low), LEVEL_SHARE * abs(mean_w), 1e-9)
+    seen_s = signal.spacing_ns * 1e-9 if response.is_counter else response.width_s
+    several = 1 + seen_s / states.mean_s
+    step_w = np.repeat(_step_scales(sample, states, scale_w), np.diff(states.first_column))
+    place_ns = float(np.hypot(place_limit_ns(signal), clock_bound_ns))
+    u_timing = np.array(
+        [
+            place_ns * 1e-9 / np.sqrt(3),
+            most_lag_ns() * 1e-9 / np.sqrt(6),
+            (signal.line.accuracy.u_filter or TAU_SHARE) if response.tau_s else 0.0,
+        ]
+    )
+    least_noise_w = max(LEAST_NOISE * float(high - low) / float(np.sqrt(several)), 1e-9)
+    level_w = np.where(states.is_rest, REST_SHARE * scale_w, scale_w / _most_seen(sample, states, response))
+    rests_w = np.where(states.is_rest, scale_w, 0.0)
+    levels = {of: _levels(states, np.column_stack([np.diag(level_w), rests_w]), of) for of in RELAXATIONS_S}
+    steps = tuple(_steps(step_w[a:b]) for a, b in zip(states.first_column[:-1], states.first_column[1:], strict=True))
+    of_sensor = place_limit_ns(signal) / max(place_ns, 1e-9)
+    return [
+        Prior(i, mean_w, scale_w, least_noise_w, levels[relaxation_s], steps, step_w, smoothness, u_timing, of_sensor)
+        for i, (relaxation_s, smoothness) in enumerate(HYPOTHESES)
+    ]
+
+
+def _steps(step_w: Values) -> Values:
+    """[b, b - 1] power of a state's bins by the steps between them, without their mean."""
+    behind = np.tri(len(step_w), len(step_w) - 1, -1)
+    return np.asarray((behind - behind.mean(axis=0)) * step_w[:, None] if len(step_w) > 1 else behind)
+
+
+def _step_scales(sample: Sample, states: States, scale_w: float) -> Values:
+    """[s] scale of the steps within each state: the range of the readings from when it first lasts until it last
+    does."""
+    t_ns = np.round(sample.at_s[sample.is_good] * 1e9).astype(np.int64) + sample.cells.origin_ns
+    watts, state, edge_ns = sample.watts[sample.is_good], states.state, states.edge_ns
+    scale = np.full(len(states.bin_ends_s), scale_w)
+    first = np.unique(state[1:-1], return_index=True)
+    last = np.unique(state[1:-1][::-1], return_index=True)[1]
+    for s, i, k in zip(*first, len(state) - 3 - last, strict=True):
+        some = watts[np.searchsorted(t_ns, edge_ns[i]) : np.searchsorted(t_ns, edge_ns[k + 1])]
+        if k > i and len(some) > LOCAL:
+            low, high = np.percentile(some, [0.5, 99.5])
+            scale[s] = min(max(high - low, LEVEL_SHARE * abs(float(np.mean(some)))), scale_w)
+    return scale
+
+
+def _most_seen(sample: Sample, states: States, response: Response) -> float:
+    """The largest share that one reading sees of phases. So much more may phases differ than readings do, which never
+    see phases alone."""
+    in_phase = np.repeat(np.where(states.is_rest, 0.0, 1.0), np.diff(states.first_column))
+    share = response.seen(sample.cells, in_phase[sample.cells.column], sample.t_s)[sample.is_good]
+    return float(np.clip(share.max(initial=0.0), LEAST_SHARE, 1.0))
+
+
+def _levels(states: States, level: Values, relaxation_s: float) -> Values:
+    """[q, l] power of each column by independent levels, of which each state's level is made [s, l], as power comes to
+    that from what the state before ends with."""
+    first, count = states.first_column, len(states.bin_ends_s)
+    state = np.repeat(np.arange(count), np.diff(first))
+    if not relaxation_s:
+        return np.asarray(level[state])
+    before, usual_s = states.before, states.usual_s
+    left = np.where((before >= 0) & (usual_s > 0), np.exp(-usual_s / relaxation_s), 0.0)
+    of_before = np.zeros((count, count))
+    of_before[np.arange(count), before] = before >= 0
+    at_end = np.linalg.solve(np.eye(count) - left[:, None] * of_before, np.diag(1 - left))
+    come = np.where(before[:, None] >= 0, of_before @ at_end, np.eye(count)) @ level
+    # What is left of the difference to the power that the state began with, the mean over each bin.
+    begins = np.concatenate([np.append(0.0, ends) for ends in states.bin_ends_s])
+    ends = np.append(begins[1:], 0.0)
+    last = first[1:] - 1
+    ends[last] = np.where(usual_s > begins[last], usual_s, np.inf)
+    e = relaxation_s * (np.exp(-begins / relaxation_s) - np.exp(-ends / relaxation_s)) / (ends - begins)
+    return np.asarray(level[state] + e[:, None] * (come - level)[state])
+
+
+def _credible(start: Fit) -> float:
+    """The evidence of a fit that takes a timing as known, and what is believed of that timing."""
+    away = start.design.timing[:2] / np.maximum(start.prior.u_timing[:2], 1e-9)
+    return start.evidence - 0.5 * float(np.sum(away**2))
+
+
+def _starts(prior: Prior) -> list[Values]:
+    """Timings from which to begin: from any one alone the power of the first bins might make up for a place that is
+    wrong, and stay so."""
+    spread, timings = prior.u_timing[:2], []
+    for share in STARTS:
+        place, late = share * np.hypot(*spread) * spread**2 / max(float(spread @ spread), 1e-18)
+        timings.append([place, -late, 0.0] if late < 0 else [min(place + late, spread[0]), 0.0, 0.0])
+    return [np.array(timing) for timing in timings]
+
+
+# -- the normal equations
+
+
 def _at(response: Response, timing: Values) -> Response:
     place, lag, slower = timing
     return response.moved(float(place - lag)).slowed(float(slower))
 
 
-@dataclass(frozen=True, slots=True)
-class _Solution:
-    """Power and timing by all hypotheses together."""
-
-    known: Values
-    """[3] the timing of the design, and the power that its derivatives by the timing are of."""
-    before: Values
-    power: Values
-    """[q] at that timing."""
-    values: Values
-    """All unknowns, as differences from the mean power and from that timing."""
-    plain: Values
-    """[q + 3, q + 3] covariance if the prior were right and what is left over noise."""
-    fits: Sequence[tuple[float, _Fit]]
-    """With their weights."""
-    evidence: float
-    freedom: float
-
-
-class _Regression:
-    """Normal equations of one line, and their solutions.
-
-    The unknowns are the power of each of the q columns less the mean power, the three of the timing, and the drift.
-    """
-
-    def __init__(
-        self,
-        signal: Signal,
-        states: States,
-        stretches: list[Stretch],
-        response: Response,
-        clock_bound_ns: float,
-        others: Sequence[Signal],
-    ) -> None:
-        self.states, self.stretches, self.response = states, stretches, response
-        self.columns = int(states.first_column[-1])
-        watts = np.concatenate([s.watts[s.is_good] for s in stretches] or [np.zeros(0)])
-        self.readings = len(watts)
-        self.mean_w = float(np.mean(watts)) if len(watts) else 0.0
-        low, high = np.percentile(watts, [0.5, 99.5]) if len(watts) else (0.0, 0.0)
-        self.scale_w = max(float(high - low), LEVEL_SHARE * abs(self.mean_w), 1e-9)
-        seen_s = signal.spacing_ns * 1e-9 if response.is_counter else response.width_s
-        several = 1 + seen_s / states.mean_s
-        self.least_noise_w = max(LEAST_NOISE * float(high - low) / float(np.sqrt(several)), 1e-9)
-        self._rounding2 = (1e-9 * self.scale_w) ** 2
-        self._seen_before = 0 if response.is_counter else int(response.seen_s / (signal.spacing_ns * 1e-9) + 1e-6) - 1
-        """How many readings before one saw a part of what it sees."""
-        self._trust()
-        place_ns = float(np.hypot(place_limit_ns(signal), clock_bound_ns))
-        self._of_sensor = place_limit_ns(signal) / max(place_ns, 1e-9)
-        """Share of what is believed of the place that is the sensor's: its clock is tied anew in each run."""
-        self.u_timing = np.array(
-            [
-                place_ns * 1e-9 / np.sqrt(3),
-                most_lag_ns() * 1e-9 / np.sqrt(6),
-                (signal.line.accuracy.u_filter or TAU_SHARE) if response.tau_s else 0.0,
-            ]
-        )
-        """Standard uncertainties of place (s), lag (s) and time constant (a share of it) beforehand."""
-        self._in_a_row = int(np.clip(self.readings // LAGS_OF, 1, MOST_LAGS)) + 1
-        """Readings whose scores are added up, as they may be off alike."""
-        self._hypotheses: Sequence[tuple[float, float]] = HYPOTHESES
-        self._is_step = np.zeros(self.columns + 4 + DRIFTS, bool)
-        self._is_step[: self.columns] = True
-        self._is_step[states.first_column[:-1]] = False
-        self._step_w = self._steps_w()
-        self._believed = {relaxation_s: self._prior(relaxation_s) for relaxation_s in RELAXATIONS_S}
-        ends = [s.cells.origin_ns * 1e-9 + t for s in stretches for t in (s.t_s[0], s.t_s[-1])] or [0.0, 1.0]
-        self._middle_s, self._half_s = (max(ends) + min(ends)) / 2, max((max(ends) - min(ends)) / 2, 1e-9)
-        self._blocks = [self._blocks_of(other) for other in others]
-        self._starts: list[tuple[float, Values, Values]] = []
-        """Timings from which the fit may begin, with their evidence and the power there."""
-        self._noise2 = 0.0
-        """Variance of a reading's noise, which a block's counts in relation to; 0 while it is not known."""
-
-    def _trust(self) -> None:
-        """Give less weight to readings that see where a state follows another one for once: power comes from there in a
-        way that is not the state's, and one such reading of few would turn all others round."""
-        rare_ns = self.states.rare_ns
-        for s in self.stretches:
-            begin_s, rare_s = s.cells.at_s[:-1], s.cells.since(rare_ns)
-            is_new = np.searchsorted(rare_s, begin_s, "right") > np.searchsorted(rare_s + COMES_S, begin_s, "right")
-            away_w = LEVEL_SHARE * self.scale_w * self.response.seen(s.cells, is_new.astype(np.float64), s.t_s)
-            s.weight *= np.maximum(1 / (1 + (away_w / self.least_noise_w) ** 2), LEAST_WEIGHT)
-
-    # -- what is believed beforehand
-
-    def _steps_w(self) -> Values:
-        """[s] scale of the steps within each state: the range of the readings from when it first lasts until it last
-        does."""
-        t_ns = np.concatenate(
-            [np.round(s.t_s[-len(s.watts) :] * 1e9).astype(np.int64) + s.cells.origin_ns for s in self.stretches]
-            or [np.zeros(0, np.int64)]
-        )
-        watts = np.concatenate([s.watts for s in self.stretches] or [np.zeros(0)])
-        state, edge_ns = self.states.state, self.states.edge_ns
-        scale = np.full(len(self.states.bin_ends_s), self.scale_w)
-        first = np.unique(state[1:-1], return_index=True)
-        last = np.unique(state[1:-1][::-1], return_index=True)[1]
-        for s, i, k in zip(*first, len(state) - 3 - last, strict=True):
-            some = watts[np.searchsorted(t_ns, edge_ns[i]) : np.searchsorted(t_ns, edge_ns[k + 1])]
-            if k > i and len(some) > LOCAL:
-                low, high = np.percentile(some, [0.5, 99.5])
-                scale[s] = min(max(high - low, LEVEL_SHARE * abs(float(np.mean(some)))), self.scale_w)
-        return scale
-
-    def _prior(self, relaxation_s: float) -> Values:
-        """[q + 3 + drifts, as many + 1] all unknowns as sums of others that are independent beforehand, with a standard
-        deviation of 1: the level of each state, what all rests have in common, the steps between a state's bins (still
-        to be multiplied by the smoothness), the timing and the drift."""
-        states, q, first = self.states, self.columns, self.states.first_column
-        prior = np.zeros((q + 3 + DRIFTS, q + 4 + DRIFTS))
-        level = np.zeros((len(first) - 1, prior.shape[1]))
-        level[np.arange(len(level)), first[:-1]] = self.scale_w * np.where(states.is_rest, REST_SHARE, self._diluted())
-        level[states.is_rest, -1] = self.scale_w
-        come = self._come_from(relaxation_s) @ level if relaxation_s else level
-        for state, (a, b) in enumerate(zip(first[:-1].tolist(), first[1:].tolist(), strict=True)):
-            left = self._left_of_before(state, relaxation_s)
-            prior[a:b] = level[state] + left[:, None] * (come[state] - level[state])
-            behind = np.tri(b - a, b - a - 1, -1)
-            prior[a:b, a + 1 : b] += (behind - behind.mean(axis=0)) * self._step_w[state]
-        prior[q : q + 3, q : q + 3] = np.diag(np.maximum(self.u_timing, 1e-9))
-        prior[q + 3 :, q + 3 : -1] = np.eye(DRIFTS) * DRIFT_SHARE * self.scale_w
-        return prior
-
-    def _diluted(self) -> float:
-        """By how much more phases may differ than readings do that never see phases alone: the reciprocal of the
-        largest share that one reading sees of phases."""
-        in_phase = np.repeat(np.where(self.states.is_rest, 0.0, 1.0), np.diff(self.states.first_column))
-        share = [self.response.seen(s.cells, in_phase[s.cells.column], s.t_s)[s.is_good] for s in self.stretches]
-        return 1 / float(np.clip(np.concatenate(share or [np.ones(1)]).max(initial=0.0), LEAST_SHARE, 1.0))
-
-    def _come_from(self, relaxation_s: float) -> Values:
-        """[s, s] shares of all levels in the power that each state begins with: that at the end of the state before,
-        which came from the one before that."""
-        before, count = self.states.before, len(self.states.bin_ends_s)
-        usual_s = self.states.usual_s
-        left = np.where((before >= 0) & (usual_s > 0), np.exp(-usual_s / relaxation_s), 0.0)
-        of_before = np.zeros((count, count))
-        of_before[np.arange(count), before] = before >= 0
-        at_end = np.linalg.solve(np.eye(count) - left[:, None] * of_before, np.diag(1 - left))
-        return np.where(before[:, None] >= 0, of_before @ at_end, np.eye(count))
-
-    def _left_of_before(self, state: int, relaxation_s: float) -> Values:
-        """[b] mean over each bin of what is left of the difference to the power that the state began with."""
-        begins, usual_s = np.append(0.0, self.states.bin_ends_s[state]), float(self.states.usual_s[state])
-        if not relaxation_s:
-            return np.zeros(len(begins))
-        ends = np.append(begins[1:], usual_s if usual_s > begins[-1] else np.inf)
-        grown = np.exp(-begins / relaxation_s) - np.exp(-ends / relaxation_s)
-        return np.asarray(relaxation_s * grown / (ends - begins))
-
-    # -- the normal equations
-
-    def build(self, timing: Values, power: Values | None = None) -> None:
-        """Build the design at a timing; with the power of the columns, also derivatives by the timing."""
-        q, at = self.columns, _at(self.response, timing)
-        size = q + 3 + DRIFTS
-        self.normal, self.right, self.square = np.zeros((size, size)), np.zeros(size), 0.0
-        step_s = max(float(np.hypot(*self.u_timing[:2])) / 4, 0.02e-3)
-        for s in self.stretches:
-            design = np.zeros((len(s.watts), size))
-            design[:, :q] = at.design(s.cells, s.t_s, q)
-            if power is not None:
-                watts = power[s.cells.column]
-                late, early = (at.moved(x).seen(s.cells, watts, s.t_s) for x in (step_s, -step_s))
-                design[:, q] = (late - early) / (2 * step_s)
-                design[:, q + 1] = -design[:, q]
-                if self.response.tau_s:
-                    slow, fast = (at.slowed(x).seen(s.cells, watts, s.t_s) for x in (0.03, -0.03))
-                    design[:, q + 2] = (slow - fast) / 0.06
-            design[:, q + 3 :] = self._drift(s, s.t_s[1:] if at.is_counter else s.t_s)
-            s.design = design
-            rows, watts = s.weighted(design), s.weighted(s.watts - self.mean_w)
-            self.normal += rows.T @ rows
-            self.right += rows.T @ watts
-            self.square += float(watts @ watts)
-        self.of_readings = self.normal
-        for rows, watts, _ in self._blocks:
-            self.normal = self.normal + self._noise2 * (rows.T @ rows)
-            self.right += self._noise2 * (rows.T @ watts)
-            self.square += self._noise2 * float(watts @ watts)
-
-    def _blocks_of(self, other: Signal) -> tuple[Values, Values, Values]:
-        """What another line says of blocks of seconds [b]: next to nothing of phases, and the mean power where all
-        readings see the same moments of the iterations. Design, power less the mean power, and power, in standard
-        deviations that are independent.
-
-        Of readings every row is its mean over all places that the windows may have, and what these differ by, as far
-        as power is believed to, is a part of the variance: all blocks have one place, or each has its own."""
-        q, response, limit_s = self.columns, Response.of(other), place_limit_ns(other) * 1e-9
-        places_s = np.zeros(1) if other.is_counter else limit_s * PLACES
-        designs, watts, variance = [np.zeros((len(places_s), 0, q + 3 + DRIFTS))], [np.zeros(0)], [np.zeros(0)]
-        for s in self.stretches:
-            a, b = np.searchsorted(other.t_ns, s.span_ns)
-            time_s = float(np.ptp(other.t_ns[a:b])) * 1e-9 if b - a > 1 else 0.0
-            most = (b - a - 1) // (1 if other.is_counter else LEAST_IN)
-            count = min(BLOCKS, most, int(time_s / max(LEAST_BLOCK * limit_s, 1e-9)))
-            if count < 1 or other.broken[a : b - 1].any():
-                continue
-            ends = np.linspace(a, b - 1, count + 1).astype(np.int64)
-            t, readings = s.cells.since(other.t_ns[a:b]), np.diff(ends)
-            design = np.zeros((len(places_s), count, q + 3 + DRIFTS))
-            if other.is_counter:
-                t = t[ends - a]
-                watts.append(np.diff(other.value[ends]) / np.diff(t))
-                variance.append((self.scale_w * limit_s / np.diff(t)) ** 2 * 2 / 3)
-                design[0, :, :q] = response.design(s.cells, t, q)
-                middle = (t[1:] + t[:-1]) / 2
-            else:
-                mean, square, middle = (
-                    np.add.reduceat(x[:-1], ends[:-1] - a) / readings
-                    for x in (other.value[a:b], other.value[a:b] ** 2, t)
-                )
-                watts.append(mean)
-                variance.append((square - mean**2) / readings)
-                for of_place, place_s in zip(design, places_s, strict=True):
-                    rows = response.moved(float(place_s)).design(s.cells, t[:-1], q)
-                    of_place[:, :q] = np.add.reduceat(rows, ends[:-1] - a) / readings[:, None]
-            design[:, :, q + 3 :] = self._drift(s, middle)
-            designs.append(design)
-        power, design = np.concatenate(watts), np.concatenate(designs, axis=1)
-        if not len(power) or abs(float(power.mean()) - self.mean_w) > ALIKE * abs(self.mean_w):
-            return np.zeros((0, q + 3 + DRIFTS)), np.zeros(0), np.zeros(0)
-        believed = self._believed[0.0] * np.where(self._is_step, SMOOTHNESS[-1], 1.0)
-        away = np.concatenate(list((design - design.mean(axis=0)) @ believed), axis=1) / np.sqrt(len(places_s))
-        of_places = away @ away.T
-        own2 = np.concatenate(variance) + np.diag(of_places) + (LEAST_APART * self.scale_w) ** 2
-        covariance = np.diag(own2) + of_places + GAINS_APART**2 * np.outer(power, power)
-        every = np.column_stack([design.mean(axis=0), power - self.mean_w, power])
-        own = linalg.solve_triangular(np.linalg.cholesky(covariance), every, lower=True)
-        return own[:, :-2], own[:, -2], own[:, -1]
-
-    def gains_off(self, solution: _Solution) -> list[float]:
-        """By how many standard deviations the gain of each other line is off: if by many, no power fits both the
-        readings and that line."""
-        return [
-            abs(float(power @ (watts - rows @ solution.values))) / max(float(np.linalg.norm(power)), 1e-30)
-            for rows, watts, power in self._blocks
-        ]
-
-    def _drift(self, stretch: Stretch, t_s: Values) -> Values:
-        """[n, drifts] the polynomials of the drift at moments."""
-        at = (stretch.cells.origin_ns * 1e-9 + t_s - self._middle_s) / self._half_s
-        return np.asarray(np.polynomial.legendre.legvander(at, DRIFTS)[:, 1:])
-
-    def start(self) -> tuple[Values, Values]:
-        """The timing to begin with, and the power there: of a few places less the lag, the best.
-
-        From any one alone the power of the first bins might make up for a place that is wrong, and stay so."""
-        self.build(np.zeros(3))
-        smooth = SMOOTHNESS[-1]
-        self._weigh(self._fits([(0.0, smooth)], np.zeros(3))[0].values[: self.columns] + self.mean_w)
-        spread = self.u_timing[:2]
-        hypotheses: Sequence[tuple[float, float]] = [(x, smooth) for x in RELAXATIONS_S]
-        for share in STARTS:
-            place, late = share * np.hypot(*spread) * spread**2 / max(float(spread @ spread), 1e-18)
-            known = np.array([place, -late, 0.0]) if late < 0 else np.array([min(place + late, spread[0]), 0.0, 0.0])
-            self.build(known)
-            most = self._fits(hypotheses, known)[0]
-            # The best hypothesis at one of these places is the best one at the others, or nearly so.
-            hypotheses = (most.hypothesis,)
-            evidence = most.evidence - 0.5 * float(np.sum((known[:2] / np.maximum(spread, 1e-9)) ** 2))
-            self._starts.append((evidence, known, most.values[: self.columns] + self.mean_w))
-        return max(self._starts, key=lambda of: of[0])[1:]
-
-    def _weigh(self, power: Values) -> None:
-        """Give less weight to readings where what this power of the columns leaves over is larger than usual for
-        seconds: while a GPU starts up, say, which says nothing of the training."""
-        left = [s.watts - self.mean_w - s.design[:, : self.columns] @ (power - self.mean_w) for s in self.stretches]
-        local = []
-        for s, x in zip(self.stretches, left, strict=True):
-            upto = np.stack([np.cumsum(np.append(0.0, y)) for y in (x**2 * s.weight, s.weight)])
-            ends = np.clip(np.arange(len(x))[:, None] + [-LOCAL // 2, LOCAL // 2 + 1], 0, len(x))
-            sums = upto[:, ends[:, 1]] - upto[:, ends[:, 0]]
-            local.append(sums[0] / np.maximum(sums[1], LEAST_WEIGHT))
-        self._noise2 = usual = max(float(np.median(np.concatenate(local))), self._rounding2)
-        for s, near in zip(self.stretches, local, strict=True):
-            s.weight *= np.clip(usual / np.maximum(near, self._rounding2), LEAST_WEIGHT, 1.0)
-        self._whiten([s.weighted(x) for s, x in zip(self.stretches, left, strict=True)])
-
-    def _whiten(self, left: Sequence[Values]) -> None:
-        """Where a reading sees most of what those before it saw, let it count for what these do not lead one to expect
-        of what is ``left`` over, an autoregression (Cochrane and Orcutt, 1949; coefficients by Yule and Walker)."""
-        order = min(ORDER, self.readings // READINGS_OF_ORDER, self._seen_before)
-        if order < 1:
-            return
-        products = np.array([sum(float(x[k:] @ x[: max(len(x) - k, 0)]) for x in left) for k in range(order + 1)])
-        # The noise that is believed beforehand is not correlated.
-        products[0] += self.readings * self.least_noise_w**2
-        expected = linalg.solve_toeplitz(products[:-1], products[1:])
-        for s in self.stretches:
-            s.whitening = np.append(1.0, -expected)
-        self._noise2 *= 1 - float(expected @ products[1:]) / products[0]
-
-    # -- their solutions
-
-    def solve(self, known: Values, before: Values) -> _Solution:
-        """By all hypotheses, each as its evidence says, at the design of the timing that is ``known``."""
-        q = self.columns
-        fits = self._fits(self._hypotheses, known)
-        evidence = np.array([f.evidence for f in fits])
-        # Every hypothesis is a little wrong: a long run must not make one of them certain.
-        weight = np.exp((evidence - evidence.max()) * min(1.0, BELIEVED / max(self.readings, 1)))
-        weight /= weight.sum()
-        whole = np.einsum("k,kc->c", weight, [f.values for f in fits])
-        believed = [(w, f) for w, f in zip(weight, fits, strict=True) if w > BELIEVED_AT_ALL]
-        self._hypotheses = [f.hypothesis for _, f in believed]
-        plain = np.zeros((q + 3, q + 3))
-        for w, f in believed:
-            plain += w * (f.factor @ f.factor.T + np.outer(f.values - whole, f.values - whole))[: q + 3, : q + 3]
-        with_timing = plain[:q, q:] @ np.linalg.pinv(plain[q:, q:])
-        power = whole[:q] + self.mean_w - with_timing @ whole[q : q + 3]
-        freedom = float(sum(w * f.freedom for w, f in believed))
-        return _Solution(known, before, power, whole, plain, believed, float(evidence.max()), freedom)
-
-    def covariance(self, solution: _Solution) -> Values:
-        """[q + 3, q + 3] of a solution at today's design, by what is left over."""
-        size, whole = self.columns + 3, solution.values
-        scatter = self._scatter(whole)
-        covariance = np.zeros((size, size))
-        for w, f in solution.fits:
-            away = (f.values - whole)[:size]
-            covariance += w * (f.robust(self.of_readings, scatter, self.columns)[:size, :size] + np.outer(away, away))
-        return covariance
-
-    def bent(self, solution: _Solution) -> Values:
-        """[q + 3, starts] power at other timings, but for what is linear in them, by how likely each timing is.
-
-        Readings in step see few moments of a phase, where the model is off alike each time: their evidence counts as
-        that of so many readings as it has columns."""
-        with_timing = solution.plain[:, self.columns :] @ np.linalg.pinv(solution.plain[self.columns :, self.columns :])
-        most, known, power = max(self._starts, key=lambda of: of[0])
-        weight = np.array([np.exp((of - most) * min(1.0, self.columns / self.readings)) for of, *_ in self._starts])
-        bent = np.zeros((self.columns + 3, len(weight)))
-        for column, w, (_, other, there) in zip(bent.T, weight / weight.sum(), self._starts, strict=True):
-            column[: self.columns] = np.sqrt(w) * (there - power - with_timing[: self.columns] @ (other - known))
-        return bent
-
-    def within_w(self, solution: _Solution) -> Values:
-        """[q] standard deviation of the power within a bin: as from one bin to the next."""
-        smoothness = float(sum(w * f.hypothesis[1] for w, f in solution.fits))
-        return np.asarray(np.sqrt(MISFIT) * smoothness * np.repeat(self._step_w, np.diff(self.states.first_column)))
-
-    def next_timing(self, solution: _Solution) -> Values:
-        """Where the readings want it, within what is believed. Power does not lead its marks."""
-        q = self.columns
-        timing = solution.known + np.clip(solution.values[q : q + 3], -self.u_timing, self.u_timing)
-        with_lag = solution.plain[q:, q + 1]
-        timing -= with_lag / max(with_lag[1], 1e-18) * min(timing[1], 0.0)
-        return np.clip(timing, -np.sqrt(3) * self.u_timing, np.sqrt(3) * self.u_timing)
-
-    def common_errors(self, timing: Values, covariance: Values, plain: Values) -> Values:
-        """[q + 3, 5] what the error of each part of the timing that is believed beforehand does to all unknowns, and
-        what is wrong with the difference of place and lag does, as error of the one and of the other; power goes with
-        it as it does in the regression."""
-        q = self.columns
-        by_prior = plain[:, q:] / np.maximum(self.u_timing, 1e-9)
-        by_prior[:, 0] *= self._of_sensor
-        # Power does not lead its marks: a difference that wants it to says that the place is wrong.
-        place_s = min(LEAST_LAG_S, float(self.u_timing[0])) if timing[1] <= 0 else 0.0
-        lag_s = min(float(np.sqrt(LEAST_LAG_S**2 - place_s**2)), float(self.u_timing[1]))
-        by_difference = []
-        for one, others, least_s in ((q, [q + 1, q + 2], place_s), (q + 1, [q, q + 2], lag_s)):
-            of_others = np.linalg.pinv(covariance[np.ix_(others, others)]) @ covariance[others, one]
-            alone = covariance[:, one] - covariance[:, others] @ of_others
-            more = np.sqrt(max(least_s**2 - float(alone[one]), 0.0))
-            by_difference.append(alone / max(float(alone[one]), 1e-30) * more)
-        return np.column_stack([by_prior, *by_difference])
-
-    def _fits(self, hypotheses: Sequence[tuple[float, float]], known: Values) -> list[_Fit]:
-        """The solutions under some hypotheses, that with the most evidence first, as differences from the mean power
-        and from what is ``known`` of the timing."""
-        q = self.columns
-        prior = np.zeros(len(self.right))
-        prior[q : q + 3] = known
-        # In place of the differences d the sums are solved for: y + D known = A p + D (known + d).
-        moved = self.normal @ prior
-        square, right = self.square + 2 * float(self.right @ prior) + float(prior @ moved), self.right + moved
-        fits = []
-        for relaxation_s in dict.fromkeys(of for of, _ in hypotheses):
-            of = self._believed[relaxation_s]
-            normal = of.T @ self.normal @ of
-            fits += [
-                self._fit(h, of, (normal + normal.T) / 2, of.T @ right, square)
-                for h in hypotheses
-                if h[0] == relaxation_s
-            ]
-        return sorted((replace(f, values=f.values - prior) for f in fits), key=lambda f: -f.evidence)
-
-    def _fit(self, hypothesis: tuple[float, float], of: Values, normal: Values, right: Values, square: float) -> _Fit:
-        """In unknowns that are independent beforehand the noise is found by a search along the eigenvectors of the
-        ``normal`` matrix of these."""
-        scale = np.where(self._is_step, hypothesis[1], 1.0)
-        eigen, U = _eigen(scale[:, None] * normal * scale)
-        eigen = np.maximum(eigen, 0)
-        z = U.T @ (scale * right)
-        noise2 = np.maximum(_NOISES * self.scale_w**2, self.least_noise_w**2)
-        left = np.maximum(square - np.sum(z**2 / (eigen + noise2[:, None]), axis=1), 0.0)
-        evidence = self.readings * np.log(noise2) + np.sum(np.log1p(eigen / noise2[:, None]), axis=1) + left / noise2
-        at = int(np.argmin(evidence))
-        shrunk = noise2[at] / (eigen + noise2[at])
-        of = of * scale
-        values, freedom = of @ (U @ (z / (eigen + noise2[at]))), float(np.sum(1 - shrunk))
-        return _Fit(hypothesis, values, of, U * np.sqrt(shrunk), float(noise2[at]), -0.5 * float(evidence[at]), freedom)
-
-    def _scatter(self, values: Values) -> Values:
-        """What the scores, A' times what is left over, scatter by (Newey and West, 1987): readings that are off alike,
-        one after the other or once in so many, and those that are off by more than others, count as what they are.
-
-        By the sums over every window of so many scores in a row, which is the same as their tapered covariances."""
-        total, lags = np.zeros_like(self.normal), self._in_a_row
-        for s in self.stretches:
-            rows = s.weighted(s.design) * s.weighted(s.watts - self.mean_w - s.design @ values)[:, None]
-            upto = np.concatenate([np.zeros((1, rows.shape[1])), np.cumsum(rows, axis=0)])
-            ends = np.clip(np.arange(1, len(rows) + lags)[:, None] - [0, lags], 0, len(rows))
-            sums = upto[ends[:, 0]] - upto[ends[:, 1]]
-            total += sums.T @ sums / lags
-        return total
+def design(
+    sample: Sample,
+    response: Response,
+    prior: Prior,
+    weighing: Weighing,
+    timing: Values | None = None,
+    power: Values | None = None,
+) -> Design:
+    """What a sample says at a timing; with the power of the columns less the mean, also by how much the timing moves
+    the readings."""
+    timing = np.zeros(3) if timing is None else timing
+    q, at, cells = prior.columns, _at(response, timing), sample.cells
+    A = np.zeros((len(sample.watts), q + OTHERS))
+    A[:, :q] = at.design(cells, sample.t_s, q)
+    if power is not None:
+        step_s, watts = max(float(np.hypot(*prior.u_timing[:2])) / 4, 0.02e-3), power[cells.column]
+        late, early = (at.moved(x).seen(cells, watts, sample.t_s) for x in (step_s, -step_s))
+        A[:, q] = (late - early) / (2 * step_s)
+        A[:, q + 1] = -A[:, q]
+        if response.tau_s:
+            slow, fast = (at.slowed(x).seen(cells, watts, sample.t_s) for x in (0.03, -0.03))
+            A[:, q + 2] = (slow - fast) / 0.06
+    A[:, q + 3 :] = _drift(sample, sample.at_s)
+    y = sample.watts - prior.mean_w
+    N, Ay, yy, seen = np.zeros((q + OTHERS, q + OTHERS)), np.zeros(q + OTHERS), 0.0, []
+    for rows in sample.rows:
+        seen.append(np.flatnonzero(A[rows].any(axis=0)))
+        own, watts = weighing.of(A[rows, seen[-1]], rows), weighing.of(y[rows], rows)
+        N[np.ix_(seen[-1], seen[-1])] += own.T @ own
+        Ay[seen[-1]] += own.T @ watts
+        yy += float(watts @ watts)
+    N_own = N
+    for block in weighing.blocks:
+        N = N + weighing.noise2 * (block.B.T @ block.B)
+        Ay += weighing.noise2 * (block.B.T @ block.y)
+        yy += weighing.noise2 * float(block.y @ block.y)
+    return Design(sample, weighing, timing, A, y, tuple(seen), N_own, N, Ay, yy)
 
 
-@dataclass(frozen=True, slots=True)
-class _Fit:
-    """The solution under one hypothesis."""
+def _drift(sample: Sample, t_s: Values) -> Values:
+    """[n, drifts] the polynomials of the drift at moments."""
+    first, last = sample.t_s[0], sample.t_s[-1]
+    at = (t_s - (last + first) / 2) / max((last - first) / 2, 1e-9)
+    return np.asarray(np.polynomial.legendre.legvander(at, DRIFTS)[:, 1:])
 
-    hypothesis: tuple[float, float]
-    """A relaxation (s) and a smoothness."""
-    values: Values
-    of: Values
-    """The unknowns as sums of those that are independent beforehand."""
-    shrunk: Values
-    """The posterior's covariance of these, if what is left over were independent, is its product with its transpose."""
-    noise2: float
-    evidence: float
-    freedom: float
 
-    @property
-    def factor(self) -> Values:
-        """Its product with its transpose is the posterior's covariance of the unknowns, if so."""
-        return self.of @ self.shrunk
+def block_of(other: Signal, sample: Sample, states: States, prior: Prior) -> Block:
+    """What another line says of blocks of seconds [b]: next to nothing of phases, and the mean power where all readings
+    see the same moments of the iterations.
 
-    def robust(self, normal: Values, scatter: Values, columns: int) -> Values:
-        """The covariance by the ``scatter`` of the scores, in no direction surer than without. The prior of the power
-        of ``columns`` counts `MISFIT` times."""
-        factor = self.factor
-        is_power = np.ones(len(self.shrunk), bool)
-        is_power[columns : columns + 3 + DRIFTS] = False
-        power = self.shrunk[is_power]
-        middle = factor.T @ (scatter / self.noise2 - normal) @ factor / self.noise2
-        middle += (MISFIT - 1) * (power.T @ power)
-        eigen, U = _eigen((middle + middle.T) / 2)
-        wide = (factor @ U) * np.sqrt(1 + np.maximum(eigen, 0))
-        return np.asarray(wide @ wide.T)
+    Of readings every row is its mean over all places that the windows may have, and what these differ by, as far as
+    power is believed to, is a part of the variance: all blocks have one place, or each has its own."""
+    q, response, limit_s = prior.columns, Response.of(other), place_limit_ns(other) * 1e-9
+    places_s = np.zeros(1) if other.is_counter else limit_s * PLACES
+    designs, watts, variance = [np.zeros((len(places_s), 0, q + OTHERS))], [np.zeros(0)], [np.zeros(0)]
+    for span_ns in sample.spans_ns:
+        a, b = np.searchsorted(other.t_ns, span_ns)
+        time_s = float(np.ptp(other.t_ns[a:b])) * 1e-9 if b - a > 1 else 0.0
+        most = (b - a - 1) // (1 if other.is_counter else LEAST_IN)
+        count = min(BLOCKS, most, int(time_s / max(LEAST_BLOCK * limit_s, 1e-9)))
+        if count < 1 or other.broken[a : b - 1].any():
+            continue
+        ends = np.linspace(a, b - 1, count + 1).astype(np.int64)
+        t, readings = sample.cells.since(other.t_ns[a:b]), np.diff(ends)
+        B = np.zeros((len(places_s), count, q + OTHERS))
+        if other.is_counter:
+            t = t[ends - a]
+            watts.append(np.diff(other.value[ends]) / np.diff(t))
+            variance.append((prior.scale_w * limit_s / np.diff(t)) ** 2 * 2 / 3)
+            B[0, :, :q] = response.design(sample.cells, t, q)
+            middle = (t[1:] + t[:-1]) / 2
+        else:
+            mean, square, middle = (
+                np.add.reduceat(x[:-1], ends[:-1] - a) / readings for x in (other.value[a:b], other.value[a:b] ** 2, t)
+            )
+            watts.append(mean)
+            variance.append((square - mean**2) / readings)
+            for of_place, place_s in zip(B, places_s, strict=True):
+                rows = response.moved(float(place_s)).design(sample.cells, t[:-1], q)
+                of_place[:, :q] = np.add.reduceat(rows, ends[:-1] - a) / readings[:, None]
+        B[:, :, q + 3 :] = _drift(sample, middle)
+        designs.append(B)
+    power, B = np.concatenate(watts), np.concatenate(designs, axis=1)
+    if not len(power) or abs(float(power.mean()) - prior.mean_w) > ALIKE * abs(prior.mean_w):
+        return Block(np.zeros((0, q + OTHERS)), np.zeros(0), np.zeros(0))
+    away = [prior.times(of_place - B.mean(axis=0)) for of_place in B]
+    of_places = sum(x @ x.T for x in away) / len(places_s)
+    own2 = np.concatenate(variance) + np.diag(of_places) + (LEAST_APART * prior.scale_w) ** 2
+    covariance = np.diag(own2) + of_places + GAINS_APART**2 * np.outer(power, power)
+    every = np.column_stack([B.mean(axis=0), power - prior.mean_w, power])
+    own = np.linalg.solve(np.linalg.cholesky(covariance), every)
+    return Block(own[:, :-2], own[:, -2], own[:, -1])
+
+
+def _gain_off(block: Block, u: Values) -> float:
+    """By how many standard deviations the gain of another line is off: if by many, no power fits both the readings and
+    that line."""
+    return abs(float(block.power @ (block.y - block.B @ u))) / max(float(np.linalg.norm(block.power)), 1e-30)
+
+
+# -- their solution
+
+
+def fit(design: Design, prior: Prior, near: int | None = None) -> Fit:
+    """The unknowns at the noise that makes the evidence greatest, which is looked for beside the ``near``-th of those
+    that are tried, and without a number among all.
+
+    In place of the differences u from the timing the sums are solved for: y + A timing = A (timing + u)."""
+    q = prior.columns
+    known = np.zeros(q + OTHERS)
+    known[q : q + 3] = design.timing
+    moved = design.N @ known
+    yy, Ay = design.yy + 2 * float(design.Ay @ known) + float(known @ moved), design.Ay + moved
+    LNL, LAy = prior.times(prior.times(design.N).T), prior.times(Ay[None])[0]
+    z = len(LAy)
+    bordered = np.empty((z + 1, z + 1))
+    bordered[:z, :z], bordered[z, :z], bordered[:z, z], diagonal = LNL, LAy, LAy, np.diag(LNL)
+    noises = np.unique(np.maximum(NOISES * prior.scale_w**2, prior.least_noise_w**2))
+    readings, rounding = design.sample.readings, 1e-12 * yy + 1e-300
+
+    def cost(at: int) -> float:
+        # The last pivot is what the unknowns leave of y'y.
+        bordered[np.arange(z), np.arange(z)], bordered[z, z] = diagonal + noises[at], yy + rounding
+        try:
+            pivots = np.diag(np.linalg.cholesky(bordered))
+        except np.linalg.LinAlgError:
+            return np.inf  # the noise is lost in the rounding
+        left = max(float(pivots[z]) ** 2 - rounding, 0.0)
+        log_det = 2 * float(np.sum(np.log(pivots[:z])))
+        return float((readings - z) * np.log(noises[at]) + log_det + left / noises[at])
+
+    at, lowest = _least(cost, len(noises), near)
+    s2 = float(noises[at])
+    M = LNL + s2 * np.eye(z)
+    timing = np.zeros((3, q + OTHERS))
+    timing[:, q : q + 3] = np.eye(3)
+    solved = prior.applied(np.linalg.solve(M, np.column_stack([LAy, prior.times(timing).T])))
+    return Fit(design, prior, solved[:, 0] - known, s2, at, M, s2 * solved[:, 1:], -0.5 * lowest)
+
+
+def _least(cost: Callable[[int], float], count: int, near: int | None) -> tuple[int, float]:
+    """The number below ``count`` at which something is least, and that: beside ``near``, or beside the least of a few
+    spread over all."""
+    known: dict[int, float] = {}
+
+    def at(i: int) -> float:
+        if i not in known:
+            known[i] = cost(i)
+        return known[i]
+
+    step, best = 1, min(near or 0, count - 1)
+    if near is None:
+        some = np.linspace(0, count - 1, min(FIRST_NOISES, count)).astype(int)
+        step, best = max(count // (2 * len(some)), 1), min(some.tolist(), key=at)
+    while step:
+        beside = min((best, max(best - step, 0), min(best + step, count - 1)), key=at)
+        step, best = (step, beside) if at(beside) < at(best) else (step // 2, best)
+    return best, at(best)
+
+
+def mixture(fits: Sequence[Fit]) -> Mixture:
+    """Those that are believed. Every hypothesis is a little wrong: a long run must not make one of them certain."""
+    fits = sorted(fits, key=lambda f: -f.evidence)
+    away = np.array([f.evidence - fits[0].evidence for f in fits])
+    weight = np.exp(away * min(1.0, BELIEVED / fits[0].design.sample.readings))
+    count = int(np.sum(weight > BELIEVED_AT_ALL * weight.sum()))
+    return Mixture(tuple(fits[:count]), weight[:count] / weight[:count].sum())
+
+
+# -- how sure it is
+
+
+def _posterior(most: Mixture, begun: Beginning, signal: Signal, states: States, response: Response) -> Posterior:
+    design, prior, spread = most.best.design, most.best.prior, most.spread
+    q, sample, timing = prior.columns, design.sample, design.timing
+    plain = covariance = (spread @ spread.T)[: q + 3, : q + 3]
+    scatter, freedom = _scatter(design, most.u), 0.0
+    for weight, fit in zip(most.weight.tolist(), most.fits, strict=True):
+        # With L'NL + s2 = G G' the posterior's covariance is F F', F = L Q, Q = s G'^-1.
+        Q = np.sqrt(fit.s2) * np.linalg.inv(np.linalg.cholesky(fit.M)).T
+        F = fit.prior.applied(Q)
+        plain = plain + weight * (F[: q + 3] @ F[: q + 3].T)
+        covariance = covariance + weight * _covariance(fit, scatter, Q, F)[: q + 3, : q + 3]
+        freedom += weight * (len(Q) - float(np.sum(Q**2)))
+    common = np.column_stack([_common_errors(timing, prior, covariance, plain), begun.bent * prior.scale_w])
+    covariance = covariance + common[:, 3:] @ common[:, 3:].T
+    model = LineModel(
+        signal, states, _at(response, timing), float(timing[1]), most.power + prior.mean_w,
+        Residual(0.0, 0.0, 1.0, signal.spacing_ns * 1e-9),
+    )  # fmt: skip
+    model = replace(model, residual=residual_of(model, sample, design.weighing.weight, freedom))
+    smoothness = float(most.weight @ [fit.prior.smoothness for fit in most.fits])
+    within_w = np.sqrt(MISFIT) * smoothness * prior.step_w
+    integral = integral_of(model, sample, design.A[:, : q + 3])
+    return Posterior(model, covariance, plain, common, within_w, sample, begun, integral)
+
+
+def _without_readings(signal: Signal, states: States, response: Response, prior: Prior) -> Posterior:
+    """All columns have one power, of which nothing is known."""
+    q, spacing_s = prior.columns, signal.spacing_ns * 1e-9
+    residual = Residual(0.0, 0.0, spacing_s, spacing_s)
+    model = LineModel(signal, states, response, 0.0, np.full(q, prior.mean_w), residual)
+    nothing, empty = np.zeros((q + 3, q + 3)), np.zeros((0, q + 4))
+    sample = _sample([], states, response)
+    return Posterior(model, nothing, nothing, np.zeros((q + 3, 5)), np.zeros(q), sample, None, (empty, empty))
+
+
+def _covariance(fit: Fit, scatter: Values, Q: Values, F: Values) -> Values:
+    """C [unknowns, unknowns] by the scatter of the scores, in no direction surer than F F'. The prior of the power
+    counts `MISFIT` times."""
+    middle = F.T @ ((scatter / fit.s2 - fit.design.N_own) @ F) / fit.s2
+    middle += (MISFIT - 1) * (Q[:-OTHERS].T @ Q[:-OTHERS])
+    eigen, U = _eigen((middle + middle.T) / 2)
+    wide = (F @ U) * np.sqrt(1 + np.maximum(eigen, 0))
+    return np.asarray(wide @ wide.T)
+
+
+def _scatter(design: Design, u: Values) -> Values:
+    """What the scores, A' times what is left over, scatter by (Newey and West, 1987): readings that are off alike, one
+    after the other or once in so many, and those that are off by more than others, count as what they are.
+
+    By the sums over every window of so many scores in a row, which is the same as their tapered covariances."""
+    weighing, scatter = design.weighing, np.zeros_like(design.N)
+    lags = int(np.clip(design.sample.readings // LAGS_OF, 1, MOST_LAGS)) + 1
+    left = design.y - design.A @ u
+    for rows, seen in zip(design.sample.rows, design.seen, strict=True):
+        scores = weighing.of(design.A[rows, seen], rows) * weighing.of(left[rows], rows)[:, None]
+        upto = np.concatenate([np.zeros((1, len(seen))), np.cumsum(scores, axis=0)])
+        ends = np.clip(np.arange(1, len(scores) + lags)[:, None] - [0, lags], 0, len(scores))
+        g = upto[ends[:, 0]] - upto[ends[:, 1]]
+        scatter[np.ix_(seen, seen)] += g.T @ g / lags
+    return scatter
 
 
 def _eigen(symmetric: Values) -> tuple[Values, Values]:
     """Eigenvalues and eigenvectors. Divide and conquer, numpy's way, did not converge in one of 20,000 regressions with
-    OpenBLAS' kernels for Haswell; this way (MRRR) is as quick."""
-    values, vectors = linalg.eigh(symmetric, driver="evr", check_finite=False)
+    OpenBLAS' kernels for Haswell; scipy's other way takes as long, but to import it takes longer than a fit."""
+    try:
+        values, vectors = np.linalg.eigh(symmetric)
+    except np.linalg.LinAlgError:
+        from scipy import linalg
+
+        values, vectors = linalg.eigh(symmetric, driver="evr", check_finite=False)
     return values, vectors
 
 
-def _residual(left: Sequence[Values], good: Sequence[NDArray[np.bool_]], spacing_s: float, freedom: float) -> Residual:
+def _common_errors(timing: Values, prior: Prior, covariance: Values, plain: Values) -> Values:
+    """[q + 3, 5] what the error of each part of the timing that is believed beforehand does to all unknowns, and what
+    is wrong with the difference of place and lag does, as error of the one and of the other; power goes with it as it
+    does in the regression."""
+    q, u_timing = prior.columns, prior.u_timing
+    by_prior = plain[:, q:] / np.maximum(u_timing, 1e-9)
+    by_prior[:, 0] *= prior.of_sensor
+    # Power does not lead its marks: a difference that wants it to says that the place is wrong.
+    place_s = min(LEAST_LAG_S, float(u_timing[0])) if timing[1] <= 0 else 0.0
+    lag_s = min(float(np.sqrt(LEAST_LAG_S**2 - place_s**2)), float(u_timing[1]))
+    by_difference = []
+    for one, others, least_s in ((q, [q + 1, q + 2], place_s), (q + 1, [q, q + 2], lag_s)):
+        of_others = np.linalg.pinv(covariance[np.ix_(others, others)]) @ covariance[others, one]
+        alone = covariance[:, one] - covariance[:, others] @ of_others
+        more = np.sqrt(max(least_s**2 - float(alone[one]), 0.0))
+        by_difference.append(alone / max(float(alone[one]), 1e-30) * more)
+    return np.column_stack([by_prior, *by_difference])
+
+
+def _bent(most: Mixture, starts: Sequence[Fit]) -> Values:
+    """[q + 3, starts] power at other timings, but for what is linear in them, by how likely each timing is.
+
+    Readings in step see few moments of a phase, where the model is off alike each time: their evidence counts as that
+    of so many readings as it has columns."""
+    q = most.best.prior.columns
+    evidence = np.array([_credible(start) for start in starts])
+    weight = np.exp((evidence - evidence.max()) * min(1.0, q / most.best.design.sample.readings))
+    first = starts[int(evidence.argmax())]
+    bent = np.zeros((q + 3, len(starts)))
+    for column, w, start in zip(bent.T, weight / weight.sum(), starts, strict=True):
+        linear = most.by_timing @ (start.design.timing - first.design.timing)
+        column[:q] = np.sqrt(w) * (start.u[:q] - first.u[:q] - linear)
+    return bent
+
+
+def residual_of(model: LineModel, sample: Sample, weight: Values, freedom: float) -> Residual:
     """The process of what is left over, from its correlation over one and two readings."""
-    series, count = [np.where(g, x, 0.0) for x, g in zip(left, good, strict=True)], sum(int(g.sum()) for g in good)
+    left = (sample.watts - model.seen(sample.cells, sample.t_s)) * np.sqrt(weight) * sample.is_good
+    series, count, spacing_s = [left[rows] for rows in sample.rows], sample.readings, model.residual.spacing_s
     more = count / max(count - freedom, 0.25 * count, 1.0)
     pairs = [sum(max(len(x) - lag, 0) for x in series) for lag in range(3)]
     c0, c1, c2 = (

@@ -11,6 +11,7 @@ still where it takes longer: later bins lie at shares of the rest of it.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -43,7 +44,7 @@ _FOREVER_NS, _LONGEST = 1 << 50, 56
 """Of intervals without a beginning or an end; and the power of 2 in nanoseconds that none reaches: two years."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots: what follows from the fields is worked out once
 class States:
     """The intervals between marks [e], from ``edge_ns[i]`` to ``edge_ns[i + 1]``, and what each of them is.
 
@@ -63,18 +64,18 @@ class States:
     lumped: int
     """Number of the state that stands for several rare ones, -1 for none."""
 
-    @property
+    @cached_property
     def first_column(self) -> NDArray[np.int64]:
         """[s + 1] number of each state's first column, and of all columns."""
         return np.concatenate([[0], np.cumsum([len(ends) + 1 for ends in self.bin_ends_s])]).astype(np.int64)
 
-    @property
+    @cached_property
     def bin_s(self) -> Values:
         """[c] length of each column's bin of a usual interval, 0 where that has no end."""
         ends = [np.append(ends, max([usual, *ends])) for ends, usual in zip(self.bin_ends_s, self.usual_s, strict=True)]
         return np.concatenate([np.diff(x, prepend=0.0) for x in ends])
 
-    @property
+    @cached_property
     def mean_s(self) -> float:
         """How long intervals last, those without a beginning or an end left out; infinite where there are no others."""
         return (
@@ -83,7 +84,7 @@ class States:
             else np.inf
         )
 
-    @property
+    @cached_property
     def follows(self) -> NDArray[np.int64]:
         """[s, s] how often each state (row) follows each other one."""
         count = len(self.bin_ends_s)
@@ -93,13 +94,13 @@ class States:
             pairs += np.bincount(code, minlength=count**2)
         return pairs.reshape(count, count)
 
-    @property
+    @cached_property
     def before(self) -> NDArray[np.int64]:
         """[s] the state that each one usually follows, -1 for none."""
         follows = self.follows
         return np.where(follows.any(axis=1), follows.argmax(axis=1), -1)
 
-    @property
+    @cached_property
     def rare_ns(self) -> Ints:
         """Moments at which a state follows another one for once, and usually others, as at the begin of a training."""
         follows = self.follows
@@ -142,6 +143,18 @@ class States:
             is_rest[lumped] = False
         return cls(edge_ns, state, usual, bin_ends, is_rest, lumped)
 
+    @cached_property
+    def _bins_ns(self) -> tuple[Ints, Ints, Ints, Ints]:
+        """[c] begin of each bin of a usual interval; [s] age up to which bins lie where they are; [c] how much of its
+        begin a longer interval moves; [c] begins of all states on one axis, so that one search finds an interval's last
+        bin."""
+        base = self.first_column
+        begins = np.concatenate([np.append(0, np.round(ends * 1e9)) for ends in self.bin_ends_s]).astype(np.int64)
+        early_s = [float(ends[ends <= FIXED_S].max(initial=0.0)) for ends in self.bin_ends_s]
+        early = np.round(np.array(early_s) * 1e9).astype(np.int64)
+        moved = np.maximum(begins - np.repeat(early, np.diff(base)), 0)
+        return begins, early, moved, begins + np.repeat(np.arange(len(base) - 1) << _LONGEST, np.diff(base))
+
     def cells(self, begin_ns: int, end_ns: int) -> Cells:
         """All cells between two moments, the first and the last cut there."""
         first = int(np.searchsorted(self.edge_ns, begin_ns, "right"))
@@ -152,19 +165,14 @@ class States:
         until = self.edge_ns[last] if last < len(self.edge_ns) else end_ns + _FOREVER_NS
         starts = np.concatenate([[since], inner]).astype(np.int64)
         state, base = self.state[first : last + 1].astype(np.int64), self.first_column
-        begins = np.concatenate([np.append(0, np.round(ends * 1e9)) for ends in self.bin_ends_s]).astype(np.int64)
-        # Bins at fixed ages, and by how much the later ones are moved where an interval takes longer than usual.
-        early_s = [float(ends[ends <= FIXED_S].max(initial=0.0)) for ends in self.bin_ends_s]
-        early = np.round(np.array(early_s) * 1e9).astype(np.int64)
-        usual = np.maximum(self.usual_s * 1e9 - early, 1.0)
-        stretch = (np.append(inner, until) - starts - early[state]) / usual[state]
+        begins, early, moved, axis = self._bins_ns
+        # By how much the later bins are moved where an interval takes longer than usual.
+        usual = np.maximum(self.usual_s[state] * 1e9 - early[state], 1.0)
+        stretch = (np.append(inner, until) - starts - early[state]) / usual
         stretch = np.clip(stretch, LEAST_STRETCH, MOST_STRETCH)
-        moved = np.maximum(begins - np.repeat(early, np.diff(base)), 0)
-        # Bins of all states on one axis, so that one search finds the last bin of each interval.
         age = np.append(inner, end_ns) - starts
         late = np.maximum(age - early[state], 0)
         age += (late / stretch).astype(np.int64) - late
-        axis = begins + np.repeat(np.arange(len(base) - 1) << _LONGEST, np.diff(base))
         count = np.searchsorted(axis, (state << _LONGEST) + age, "left") - base[state]
         column = np.arange(count.sum()) + np.repeat(base[state] - np.cumsum(count) + count, count)
         at = np.repeat(starts, count) + begins[column]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import count
 from typing import Any, TypeGuard
 
@@ -75,7 +76,7 @@ class PhaseClass:
         return tuple(sorted({**dict(self.family), ENFORCED_CAP: self.setting.value}.items()))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots: what follows from the columns is worked out once
 class Phases:
     """Columns [m] in the order of the phases' beginnings; ``label`` is an index into ``classes``."""
 
@@ -100,13 +101,13 @@ class Phases:
     def duration_s(self) -> NDArray[np.float64]:
         return (self.end_ns - self.begin_ns).astype(np.float64) * 1e-9
 
-    @property
+    @cached_property
     def magnify(self) -> NDArray[np.intp]:
         """Numbers of the phases of `Meter.magnify`."""
         labels = [i for i, kind in enumerate(self.classes) if kind.name == MAGNIFY]
         return np.flatnonzero(self.of(labels)) if labels else np.zeros(0, np.intp)
 
-    @property
+    @cached_property
     def interrupted(self) -> NDArray[np.bool_]:
         """[m] phases with one of `Meter.magnify` inside. They count as cut: none is an ordinary one of its kind."""
         around, rows = np.zeros(len(self), bool), self.parent[self.magnify]
@@ -114,6 +115,12 @@ class Phases:
             around[rows] = True
             rows = self.parent[rows]
         return around
+
+    @cached_property
+    def ended(self) -> NDArray[np.int64]:
+        """Phases of each class that came to their end; one with repetitions inside is none for means, but it is
+        counted."""
+        return np.bincount(self.label[~self.cut | self.interrupted], minlength=len(self.classes))
 
     def of(self, labels: Sequence[int]) -> NDArray[np.bool_]:
         """[m] which phases are of these classes."""
