@@ -14,6 +14,8 @@ them.
     python benchmarks/bench_truth.py --in-step             # exactly in step with a GPU's samples, with its other lines and without
     python benchmarks/bench_truth.py --pairs 1000          # how often two runs of equal joules are called different
     python benchmarks/bench_truth.py --missing 240         # how wide U95 is with 7 % of the readings missing, and with none
+    python benchmarks/bench_truth.py --updates 240         # short updates at exact points, power that settles over milliseconds
+    python benchmarks/bench_truth.py --rails 60            # eight rails of unlike shares, read one after the other
 
 Figures of a run share its gain and its windows' place, so that a sign test counts runs: of each sensor and kind of figure
 in how many runs the error is positive, and of the contrast of forward and backward in how many it is too large.
@@ -54,6 +56,8 @@ class Sensor:
     update: float = 0.0
     stays: float = 0.0
     """How long its readings lie at one place within ``centre``, on average; 0 for a whole run."""
+    stagger: float = 0.0
+    """Seconds between the readings of its lines, which then are unlike parts of the power, each with a place of its own."""
 
 
 SENSORS = (
@@ -147,6 +151,11 @@ def knots_of(family: str, length: float, level: float, before: float, rng: np.ra
         x = np.concatenate([[0.0], np.geomspace(0.2 * MS, max(length, 0.3 * MS), 14)])
         x = np.concatenate([x[x < length], [length]])
         return list(x), list(level + (before - level) * np.exp(-x / (5 * MS)))
+    if family.startswith("response"):  # of first order, with a time constant in milliseconds
+        tau = float(family.split()[1]) * MS
+        x = np.concatenate([[0.0], np.geomspace(0.05 * tau, max(length, 0.3 * MS), 40)])
+        x = np.concatenate([x[x < length], [length]])
+        return list(x), list(level + (before - level) * np.exp(-x / tau))
     if family == "restless":
         n = int(np.clip(length / (3 * MS), 2, 40))
         x = np.linspace(0, length, n + 1)
@@ -225,7 +234,10 @@ def write(path: Path, case: Case, power: Power, phases, end: float, rng: np.rand
             "complete": 1, "rebuilt": 0, "command": "[]", "environment": json.dumps({"host": "truth"}),
         })  # fmt: skip
         names = [f"gpu0.{'abcdefgh'[i]}" for i in range(s.lines)]
-        write_lines(f, names, s, power, end, case.missing, rng, of_board)
+        if s.stagger:
+            write_rails(f, names, s, power, end, case.missing, rng, of_board)
+        else:
+            write_lines(f, names, s, power, end, case.missing, rng, of_board)
         for beside in case.beside:
             write_lines(f, [f"gpu0.{beside.name}"], beside, power, end, 0.0, rng, of_board)
         f.create_group("devices/gpu0").attrs.update(
@@ -254,12 +266,33 @@ def write(path: Path, case: Case, power: Power, phases, end: float, rng: np.rand
         f.create_dataset("messages", (0,), h5py.string_dtype())
 
 
-def write_lines(file: h5py.File, names: list[str], s: Sensor, power: Power, end: float, missing: float,
+def write_rails(file: h5py.File, names: list[str], s: Sensor, power: Power, end: float, missing: float,
                 rng: np.random.Generator, of_board: np.random.Generator) -> None:  # fmt: skip
+    """One rail that hardly changes, one that gives no more than 60 W, and the rest in unlike parts; all together the
+    power."""
+    one, parts = replace(s, lines=1, u_offset=s.u_offset / len(names)), of_board.dirichlet(np.full(len(names) - 2, 4.0))
+
+    def steady(w):
+        return 3 + 0.01 * w
+
+    def limited(w):
+        return 60 * (1 - np.exp(-w / 120))
+
+    def rest(part):
+        return lambda w: part * (w - steady(w) - limited(w))
+
+    begin = rng.uniform(0, s.period) + 0.02
+    for i, (name, of) in enumerate(zip(names, [steady, limited, *map(rest, parts)], strict=True)):
+        rail = Power(power.at, of(power.first), of(power.last))
+        write_lines(file, [name], one, rail, end, missing, rng, of_board, begin + i * s.stagger)
+
+
+def write_lines(file: h5py.File, names: list[str], s: Sensor, power: Power, end: float, missing: float,
+                rng: np.random.Generator, of_board: np.random.Generator, offset_s: float | None = None) -> None:  # fmt: skip
     place, tau = of_board.uniform(-1, 1) * s.centre, s.low_pass * (1 + 0.05 * of_board.uniform(-1, 1))
     begin = rng.uniform(0, s.period) + 0.02
     for name in names:
-        offset = begin + rng.uniform(0, s.period) / 3
+        offset = begin + rng.uniform(0, s.period) / 3 if offset_s is None else offset_s
         t_ns = np.round((offset + np.arange(int((end - offset) / s.period)) * s.period) * 1e9).astype(np.int64)
         at = t_ns * 1e-9 + place
         if s.stays:
@@ -405,6 +438,24 @@ def short_cases() -> list[Case]:
     ]
 
 
+def update_case(seed: int) -> Case:
+    """Points without noise or with little, exact in time, and updates of 6 to 20 ms."""
+    rng = np.random.default_rng([seed, 23])
+    sensor = Sensor("point 500/s", 2 * MS, noise=float(rng.choice([0.0, 0.3])))
+    update, whole = rng.uniform(6, 20) * MS, float(rng.choice([74.3 * MS, 203 * MS, 0.71])) * rng.uniform(0.85, 1.15)
+    others = np.array([0.10, 0.32, 0.48]) / 0.90 * (1 - update / whole)
+    return Case(
+        sensor, f"response {rng.uniform(0.3, 3):.2f}", whole, jitter=float(rng.choice([0.02, 0.1])),
+        lag=float(rng.uniform(0, 1.2) * MS), seed=seed, shares=(*map(float, others), float(update / whole)),
+    )  # fmt: skip
+
+
+def rails_case(seed: int) -> Case:
+    eight = Sensor("eight rails 500/s", 2 * MS, 1.06 * MS, centre=0.1 * MS, u_gain=0.005, lines=8, stagger=0.2 * MS)
+    case = random_case(seed)
+    return replace(case, sensor=eight, seconds=min(case.seconds, 10.0))
+
+
 def pause_cases() -> list[Case]:
     cases = []
     for sensor in ("counter 10/s", "low-pass 50/s", "chip 500/s", "window 100 of 100 ms", "point 100/s"):
@@ -484,6 +535,15 @@ def report_signs(errors: dict[tuple[str, str], list[float]]) -> None:
         print(f"  {sensor:22} {name:10} positive in {above} of {n} runs, p = {p:.2g}")
 
 
+def report_updates(figures: dict[tuple[str, str], list[Figure]]) -> None:
+    """Means of each kind of phase: the share inside U95 and the mean error."""
+    print()
+    for name in ("data", "forward", "backward", "update"):
+        some = [f for fs in figures.values() for f in fs if (f.kind, f.name) == ("mean", name)]
+        inside, error = np.mean([abs(f.off) <= 1 for f in some]), np.mean([f.error_j / f.truth_j for f in some])
+        print(f"{name:10} {inside:7.1%} of {len(some)} means inside, mean error {error:+.3%}")
+
+
 def report(figures: dict[tuple[str, str], list[Figure]], by: int, title: str) -> None:
     print(f"\n{title:28} " + "".join(f"{k:>34}" for k in KINDS))
     for name in dict.fromkeys(key[by] for key in figures):
@@ -513,6 +573,8 @@ def main() -> None:
     parser.add_argument("--in-step", action="store_true")
     parser.add_argument("--pairs", type=int, default=0)
     parser.add_argument("--missing", type=int, default=0)
+    parser.add_argument("--updates", type=int, default=0)
+    parser.add_argument("--rails", type=int, default=0)
     parser.add_argument("--list", action="store_true", help="every figure beyond 1.5 U95")
     args = parser.parse_args()
     cases = [replace(random_case(args.seed + i), jitter=args.jitter) for i in range(args.runs)]
@@ -520,6 +582,8 @@ def main() -> None:
     cases += pause_cases() if args.pauses else []
     cases += short_cases() if args.short else []
     cases += in_step_cases() if args.in_step else []
+    cases += [update_case(args.seed + i) for i in range(args.updates)]
+    cases += [rails_case(args.seed + i) for i in range(args.rails)]
     figures: dict[tuple[str, str], list[Figure]] = defaultdict(list)
     errors: dict[tuple[str, str], list[float]] = defaultdict(list)
     began, refused, rng = time.perf_counter(), 0, np.random.default_rng(1)
@@ -542,7 +606,10 @@ def main() -> None:
                               f"{100 * f.error_j / f.truth_j:+8.3f} %", flush=True)  # fmt: skip
     if figures:
         report(figures, 0, "sensor")
-        report(figures, 1, "family")
+        if args.updates:
+            report_updates(figures)
+        else:
+            report(figures, 1, "family")
         every = {("all", "all"): [f for fs in figures.values() for f in fs]}
         report(every, 0, "")
         report_signs(errors)

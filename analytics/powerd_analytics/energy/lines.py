@@ -31,7 +31,7 @@ USUAL = 1.2
 """Distances of two readings up to this many usual ones count as usual."""
 WORKERS = 2
 """Slices that are worked on at once: numpy lets other threads run, and each slice takes memory."""
-CELLS = 1 << 20
+CELLS = 1 << 18
 """Cells, each a bin of a state, of what is worked on at once: each takes about 100 bytes, of two slices at once."""
 FEW_EDGES = 6
 """Readings for each edge of a state from which on the plain integral is taken between edges."""
@@ -229,12 +229,12 @@ def _near_edges(model: LineModel, t_ns: Ints) -> NDArray[np.intp] | None:
 
     Far from all edges the model is as straight as the readings, and the integral is the plain one."""
     reach = int(1e9 * (model.response.window_s / 2 + abs(model.response.shift_s) + abs(model.lag_s)))
-    edge_ns = model.states.edge_ns
-    edge_ns = edge_ns[slice(*np.searchsorted(edge_ns, [t_ns[0], t_ns[-1]]))]
-    if model.response.tau_s or FEW_EDGES * len(edge_ns) > len(t_ns):
-        return None
     # Power follows its marks late, and comes to what it is in a state little by little.
     behind = reach + round(most_lag_ns() + COMES_S * 1e9)
+    edge_ns = model.states.edge_ns
+    if model.response.tau_s or FEW_EDGES * np.ptp(np.searchsorted(edge_ns, t_ns[[0, -1]])) > len(t_ns):
+        return None
+    edge_ns = edge_ns[slice(*np.searchsorted(edge_ns, [t_ns[0] - behind, t_ns[-1] + reach]))]
     first, last = np.searchsorted(t_ns, edge_ns - reach) - 1, np.searchsorted(t_ns, edge_ns + behind, "right")
     begun = np.bincount(np.maximum(first, 0), minlength=len(t_ns)) - np.bincount(last, minlength=len(t_ns) + 1)[:-1]
     is_near = np.cumsum(begun)[:-1] > 0

@@ -44,8 +44,8 @@ RELAXATIONS_S = (0.0, 1e-3, 4e-3)
 SMOOTHNESS = (0.05, 0.2)
 """Standard deviations of the step from one bin of a state to the next, as shares of the power's scale."""
 HYPOTHESES = tuple(product(RELAXATIONS_S, SMOOTHNESS))
-FIRST = 3
-"""Number of the hypothesis with which the fit begins."""
+BEGINNINGS = (1, 3, 5)
+"""Numbers of those with which the fit begins: the first for how much readings count, the best for the timing."""
 BELIEVED = 500.0
 """Independent readings' worth of evidence that is believed of one hypothesis against another."""
 BELIEVED_AT_ALL = 1e-3
@@ -301,7 +301,7 @@ def fit_line(
     response = Response.of(signal)
     sample = sample_of(signal, states, response)
     priors = priors_of(sample, signal, states, response, clock_bound_ns)
-    prior = priors[FIRST]
+    prior = priors[BEGINNINGS[0]]
     if sample.readings < 2:
         return _without_readings(signal, states, response, prior)
     first = fit(
@@ -329,21 +329,20 @@ def _fit_timing(
     beginning: Beginning | None,
 ) -> tuple[Mixture, Beginning]:
     """The fits at the timing with the most evidence, and from where they began."""
-    prior = priors[FIRST]
     if beginning is None:
-        starts = [fit(design(sample, response, prior, weighing, t), prior, first.at) for t in _starts(prior)]
+        starts = _starts(sample, response, [priors[number] for number in BEGINNINGS], weighing, first.at)
         start = max(starts, key=_credible)
         timing, hypotheses = start.design.timing, tuple(range(len(priors)))
     else:
         start, timing, hypotheses = first, beginning.timing, beginning.hypotheses
-    began, power, rounds = timing, start.u[: prior.columns], []
+    began, power, rounds = timing, start.u[: first.prior.columns], []
     for _ in range(ROUNDS):
-        says = design(sample, response, prior, weighing, timing, power)
+        says = design(sample, response, first.prior, weighing, timing, power)
         rounds.append(mixture([fit(says, priors[number], start.at) for number in hypotheses]))
         hypotheses = tuple(f.prior.hypothesis for f in rounds[-1].fits)
         timing, power = rounds[-1].next_timing, rounds[-1].power
     most = max(rounds, key=lambda of: of.best.evidence)
-    bent = _bent(most, starts) / prior.scale_w if beginning is None else beginning.bent
+    bent = _bent(most, starts) / first.prior.scale_w if beginning is None else beginning.bent
     return most, Beginning(began, hypotheses, first.at, bent)
 
 
@@ -400,7 +399,8 @@ def _sample(runs: Sequence[tuple[Ints, Values, NDArray[np.bool_]]], states: Stat
     spans = np.array([t_ns[[0, -1]] for t_ns, _, _ in runs])
     around = [states.cells(*ends) for ends in _joined([(low - before, high + behind) for low, high in spans.tolist()])]
     origin = around[0].origin_ns
-    at_s = [c.at_s + (c.origin_ns - origin) * 1e-9 for c in around]
+    # Whole nanoseconds: a reading at an edge is at it.
+    at_s = [(np.rint(c.at_s * 1e9) + (c.origin_ns - origin)) * 1e-9 for c in around]
     at_s = [*(at[:-1] for at in at_s[:-1]), at_s[-1]]
     cells = Cells(origin, np.concatenate(at_s), np.concatenate([c.column for c in around]))
     first = np.cumsum([0, *(len(t_ns) for t_ns, _, _ in runs)]).tolist()
@@ -555,14 +555,17 @@ def _credible(start: Fit) -> float:
     return start.evidence - 0.5 * float(np.sum(away**2))
 
 
-def _starts(prior: Prior) -> list[Values]:
-    """Timings from which to begin: from any one alone the power of the first bins might make up for a place that is
-    wrong, and stay so."""
-    spread, timings = prior.u_timing[:2], []
+def _starts(sample: Sample, response: Response, priors: Sequence[Prior], weighing: Weighing, near: int) -> list[Fit]:
+    """Fits at timings from which to begin: from any one alone the power of the first bins might make up for a place
+    that is wrong, and stay so. The best prior at one of them is the best one at the others, or nearly so."""
+    spread, starts = priors[0].u_timing[:2], []
     for share in STARTS:
         place, late = share * np.hypot(*spread) * spread**2 / max(float(spread @ spread), 1e-18)
-        timings.append([place, -late, 0.0] if late < 0 else [min(place + late, spread[0]), 0.0, 0.0])
-    return [np.array(timing) for timing in timings]
+        timing = np.array([place, -late, 0.0] if late < 0 else [min(place + late, spread[0]), 0.0, 0.0])
+        says = design(sample, response, priors[0], weighing, timing)
+        starts.append(max((fit(says, prior, near) for prior in priors), key=lambda f: f.evidence))
+        priors = [starts[-1].prior]
+    return starts
 
 
 # -- the normal equations
