@@ -626,7 +626,7 @@ def _phase_row(seen: _Seen, label: int, name: str, ranks: int) -> PhaseRow:
         power_w=mean.energy_j / s_mean if mean and s_mean else None,
         samples_per_s=batch / s_mean if batch and s_mean else None,
         missing_s=float(columns.missing_s[ended].sum()),
-        off_by_j=float(np.nan_to_num(columns.off_by_j[used]).mean()) / ranks if used.any() else 0.0,
+        off_by_j=float(columns.off_by_j[used].mean()) / ranks if used.any() else 0.0,
         sd_s=_spread(columns.duration_s[ended]),
         sd_j=_spread(columns.energy_j[used] / ranks) if mean and not clip else None,
         note=joined(shares, note, clip.note(has_number=mean is not None), seen.setting_note([label])),
@@ -848,7 +848,7 @@ def _run_row(seen: _Seen, *, is_unused: bool) -> RunRow:
             magnified_j = whole_of(part, *merged(p.begin_ns[p.magnify], p.end_ns[p.magnify])).energy.energy_j
     notes = [f"not resolvable: no readings of {', '.join(silent)}"] if energy_j is None else []
     if energy_j is not None and missing_s > 1e-3 * duration_s:
-        notes.append(without_readings(missing_s, float(np.nan_to_num(whole.off_by_j[0])), clip))
+        notes.append(without_readings(missing_s, float(whole.off_by_j[0]), clip))
     if energy_j is not None and not clip and np.isnan(u95_j):
         notes.append(UNSURE)
     notes += ["used by no rank"] if is_unused else []
@@ -875,7 +875,7 @@ def _run_row(seen: _Seen, *, is_unused: bool) -> RunRow:
         phases_j=phases_j,
         rest_j=rest_j,
         missing_s=missing_s,
-        off_by_j=float(np.nan_to_num(whole.off_by_j[0])),
+        off_by_j=float(whole.off_by_j[0]),
         note=joined(*notes),
         magnified_j=magnified_j,
     )

@@ -322,7 +322,7 @@ def _print_notes(table: PhaseTable, blocks: Sequence[_Block], console: Console, 
             if is_unresolved:  # why nothing was folded either is one reason more
                 texts = [f"n.r., {(note if all_notes else texts[0]).removeprefix('not resolvable: ')}"]
             for text in filter(None, texts):
-                key = (block.run.device, text if all_notes else _NUMBER.sub("", text.replace("mean off", "off")))
+                key = (block.run.device, text if all_notes else _NUMBER.sub("", text))
                 first, same, others = causes.setdefault(key, (text, [], []))
                 names = same if text == first else others
                 if name not in same + others and "" not in same:  # what is said of the run holds for all of it

@@ -6,6 +6,7 @@ a whole; `powerd_analytics.signals` has those whose readings stay in a file and 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -36,6 +37,8 @@ Ints = NDArray[np.int64]
 Values = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
+_MOST_SHUNT_CODE, _MOST_BUS_CODE = 0x7FFF, 0xFFFF
+"""Codes of 16 bits at full scale: signed, and not."""
 LATE_FACTOR, FLAGGED_FACTOR = 3.5, 1.8
 """Good readings farther apart than this many usual distances miss some between them; the second where a bad one lies
 there. A scan that is late on a busy machine is ordinary sampling, and its uncertainty follows from the signal."""
@@ -202,6 +205,21 @@ class Signal:
             return self.range_w
         _, watts = self.power()
         return float(watts.min()), float(watts.max())
+
+    def drawable_w(self) -> tuple[float, float]:
+        """Least and greatest power that the line could have drawn while nothing was read, whatever it happened to show:
+        a shunt's full scale, or the greatest limit that a GPU's driver states. The greatest is NaN where nothing says
+        it. The signal has two readings or more."""
+        least, greatest = self.shown_w()
+        c, stated = self.line.conversion, self.line.detail.get("max_power_limit_mw")
+        if isinstance(c, ShuntConversion):
+            most_a = abs((_MOST_SHUNT_CODE * c.shunt_lsb_v / c.shunt_ohm + c.offset_a) * c.gain)
+            greatest = max(greatest, most_a * (_MOST_BUS_CODE >> c.bus_shift) * c.bus_lsb_v)
+        elif isinstance(stated, int | float) and stated > 0:
+            greatest = max(greatest, stated * 1e-3)
+        else:
+            greatest = math.nan
+        return min(least, 0.0), greatest
 
     def set_back_ns(self) -> int:
         """Time in which a counter was set back: what it counted there is unknown."""

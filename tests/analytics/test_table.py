@@ -112,13 +112,27 @@ def test_missing_readings_are_reported_and_widen_the_interval(tmp_path):
     t = np.arange(0, tr.end_ns, 2 * MS, dtype=np.int64)
     flags = np.where((t > hole[0]) & (t < hole[1]), 8, 0).astype(np.uint16)
     codes = {"power_mw": np.where(flags, 0, tr.power()(t) * 1000).astype(np.int64)}
-    broken = run_of(tmp_path, tr, [LineSpec("a", t_ns=t, codes=codes, flags=flags)])
+    broken = run_of(tmp_path, tr, [LineSpec("a", t_ns=t, codes=codes, flags=flags,
+                                           detail={"max_power_limit_mw": 300_000})])  # fmt: skip
     row = next(r for r in phase_table(broken).phases if r.phase == "forward")
     assert row.missing_s == pytest.approx(0.06, abs=0.004)
     assert "without readings" in row.note
-    assert row.off_by_j == pytest.approx(0.06 * (260 - 60) / 20, rel=0.1)
+    assert row.off_by_j == pytest.approx(0.06 * 300 / 20, rel=0.1)
     assert row.j_per_batch == pytest.approx(36, rel=0.01)
     assert row.u95_j < row.off_by_j
+
+
+@pytest.mark.parametrize(("detail", "bound_j"), [({"max_power_limit_mw": 700_000}, 3600 * 700), ({}, np.nan)])
+def test_a_hole_of_an_hour_is_bounded_by_what_the_line_could_draw_or_not_at_all(tmp_path, detail, bound_j):
+    """50 W before the hole and behind it say nothing of the hour between, in which a training may have run."""
+    t = np.concatenate([np.arange(0, 10 * S, 10 * MS), np.arange(3610 * S, 3620 * S, 10 * MS)])
+    line = LineSpec("gpu0.a", constant, t_ns=t, period_ns=10 * MS, detail=detail)
+    run = run_of(tmp_path, training((64,), 2), [line], end_ns=3620 * S)
+    (row,) = phase_table(run).runs
+    assert row.missing_s == pytest.approx(3600, rel=1e-3)
+    assert row.off_by_j == pytest.approx(bound_j, rel=1e-3, nan_ok=True)
+    assert "off by up to 0 J" not in row.note
+    assert ("no bound is known" if np.isnan(bound_j) else "the guaranteed bound is 2.52e+06 J") in row.note
 
 
 def test_a_file_whose_times_go_back_is_told_in_one_note(tmp_path):

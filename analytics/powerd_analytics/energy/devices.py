@@ -122,7 +122,8 @@ class PhaseColumns(Seen):
     rectangle_j: Values
     """The one rectangle that the limits within ``u_systematic_j`` amount to (`powerd_analytics.energy.uncertainty`)."""
     off_by_j: Values
-    """Guaranteed bound of what missing readings can have done: the whole range of the power for all that time."""
+    """Guaranteed bound of what missing readings can have done: all that the lines could have drawn in that time. NaN
+    where a line does not say how much it could draw."""
 
     @property
     def u95_j(self) -> Values:
@@ -241,7 +242,7 @@ def _lines_of(
             resolvable[:], missing = False, duration.copy()
             continue
         energy, is_missing = np.empty(m), bool(grown.lost_s.any() or grown.outside_s.any())
-        low, high = signal.shown_w() if is_missing else (0.0, 0.0)
+        low, high = signal.drawable_w() if is_missing else (0.0, 0.0)
 
         def between(own: slice, grown: Upto = grown) -> Upto:
             return grown.between(ends[0][own], ends[1][own])
@@ -251,7 +252,9 @@ def _lines_of(
             energy[own] = here.energy_j
             if is_missing and (away_s := here.lost_s + here.outside_s).any():  # where these stay 0, no memory is used
                 missing[own] = np.maximum(missing[own], away_s)
-                off_by[own] += here.lost_s * (high - low) + here.outside_s * max(abs(high), abs(low))
+                farthest_w = float(np.maximum(abs(low), high))  # NaN where nothing says how much it could draw
+                bound_j = here.lost_s * (high - low) + here.outside_s * farthest_w
+                off_by[own] += np.where(away_s > 0, bound_j, 0.0)
         parts, told = line_parts(part.posterior(signal), intervals, of, energy, between, edge_bound_ns)
         resolvable &= told | is_whole
         lines.append((signal, parts))

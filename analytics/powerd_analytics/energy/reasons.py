@@ -125,10 +125,15 @@ class Clip:
         return f"{self}: {AT_LEAST if self.is_lower_bound else NO_BOUND}"
 
 
-def without_readings(missing_s: float, off_by_j: float, clip: Clip, what: str = "") -> str:
-    """A note on missing readings. Those at full scale (``clip``) leave no limit of how far off an energy is."""
+def without_readings(missing_s: float, off_by_j: float, clip: Clip) -> str:
+    """A note on missing readings: ± U95 holds what they are likely to have done, and ``off_by_j`` is the guaranteed
+    bound; NaN is none. Those at full scale (``clip``) leave no limit of how far off an energy is."""
     text = f"{seconds(missing_s)} without readings"
-    return text if clip else f"{text}, {what}off by up to {off_by_j:.3g} J"
+    if clip:
+        return text
+    if np.isnan(off_by_j):
+        return f"{text}: ± U95 holds what that likely changed, and no bound is known"
+    return f"{text}: ± U95 holds what that likely changed, the guaranteed bound is {off_by_j:.3g} J"
 
 
 def phase_note(columns: PhaseColumns, of_kind: NDArray[np.bool_], cut: NDArray[np.bool_], clip: Clip) -> str:
@@ -144,7 +149,7 @@ def phase_note(columns: PhaseColumns, of_kind: NDArray[np.bool_], cut: NDArray[n
         notes.append(f"{count} mostly without readings, left out")
     lost = ended & usable(columns)
     if (missing := float(columns.missing_s[lost].sum())) > 0:
-        notes.append(without_readings(missing, float(columns.off_by_j[lost].mean()), clip, "mean "))
+        notes.append(without_readings(missing, float(columns.off_by_j[lost].mean()), clip))
     return "; ".join(notes)
 
 
