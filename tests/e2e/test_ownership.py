@@ -324,6 +324,7 @@ ROWS = {
 def plant(folder, precious, foreseen, monkeypatch):
     """Puts the links of a row, runs it, and returns what has become of the files behind and of the links."""
     monkeypatch.setattr(tempfile, "gettempdir", lambda: str(folder))
+    monkeypatch.setattr(local_powerd, "_LONGEST_BYTES", 4096)  # else it would be /tmp
 
     def run(row):
         links, act = row(folder, precious)
@@ -382,6 +383,7 @@ def test_a_recording_beside_a_link(folder, precious, name, options):
 def test_what_a_user_has_put_beside_powerds_own_files_stays(folder, precious, monkeypatch):
     """Under a name of powerd's, without any link."""
     monkeypatch.setattr(tempfile, "gettempdir", lambda: str(folder))
+    monkeypatch.setattr(local_powerd, "_LONGEST_BYTES", 4096)  # else it would be /tmp
     names = ["run.h5.journal", f"run.h5.journal.0.{dead_pid()}.partial", "powerd-local-abcdefgh"]
     for name in names:
         (folder / name / "sub").mkdir(parents=True)
