@@ -46,6 +46,7 @@ from powerd_analytics.figures import (
 )
 from powerd_analytics.machines import apart, jobs_of, of_machines
 from powerd_analytics.runs.run import Progress, no_progress, pick
+from powerd_client.journal import ONE_THREAD
 from powerd_client.log import install_hint
 from powerd_client.recording import release
 from powerd_core.errors import AnalysisError, ConfigError, PeerError, PowerdError, RunFileError
@@ -369,7 +370,8 @@ def _on_processes(count: int, function: Reducer[T], paths: Sequence[Path], done:
 
 
 def _with_one_thread() -> None:
-    # A thread a core in each of as many processes would wait for each other.
+    # A thread a core in each of as many processes would wait for each other. What loads later reads the environment.
+    os.environ |= ONE_THREAD
     threadpool_limits(1)
 
 

@@ -244,7 +244,9 @@ def _shares(run: Run, table: PhaseTable, whole: RunRow) -> str:
     texts = [f"{name} {shares[name]:.0f} %" for name in largest]
     rest = 100 - sum(shares.values())
     texts += [f"rest{' with ' * bool(hidden)}{names} {rest:.0f} %"] if hidden or rest > 0.5 else []
-    line = f"  of {significant(base, 4)} J in {'iterations' if around else 'phases'}: {', '.join(texts)}"
+    outermost = {r.path.partition("/")[0] for r in rows}
+    within = "phases" if len(outermost) > 1 else "iterations" if outermost == {ITERATION} else outermost.pop()
+    line = f"  of {significant(base, 4)} J in {within}: {', '.join(texts)}"
     return line if len(line) <= WIDTH else f"{line[: WIDTH - 1]}…"
 
 

@@ -39,7 +39,7 @@ def test_the_result_says_what_the_table_says(tmp_path, monkeypatch):
     first, shares, _ = result(path, monkeypatch)
     (whole,), (total,) = ([row for row in some if row.device == "gpu0"] for some in (table.runs, table.totals))
     assert with_u95(whole.energy_j, whole.u95_j, "J") in first
-    assert shares.startswith(f"  of {total.energy_j:.4g} J in iterations: ")
+    assert shares.startswith(f"  of {total.energy_j:.4g} J in training: ")
     joules = {row.phase: row.j_per_batch * row.iterations for row in table.phases if row.device == "gpu0"}
     for name, share in re.findall(r"(forward|backward) (\d+) %", shares):
         assert share == f"{100 * joules[name] / total.energy_j:.0f}"

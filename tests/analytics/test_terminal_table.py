@@ -92,13 +92,13 @@ def test_spread_and_uncertainty_are_two_columns(tmp_path, capsys):
     assert 0.033 < float(forward["u95_j"]) < 0.07  # a shared gain of 0.5 %, and no spread
     assert float(forward["sd_j"]) < 0.01 * float(forward["u95_j"])
     assert float(forward["j_per_sample"]) == pytest.approx(0.4)
-    total = next(row for row in rows if row["table"] == "total")
+    total = next(row for row in rows if row["kind"] == "total")
     assert float(total["j_per_sample"]) == pytest.approx(1.0)
     assert float(total["eds"]) == 1
     assert float(total["ed2p_js2"]) == pytest.approx(200 * 2**2)
     assert float(total["gflops_per_w_executed"]) == pytest.approx(1.0)
     code, out, _ = joules(capsys, "tables", path, "--table", "records", "--format", "json")
-    records = json.loads(out)["records"]["rows"]
+    records = json.loads(out)
     assert code == 0
     assert next(r for r in records if r["kind"] == "total")["samples_per_j"] == pytest.approx(1.0)
 

@@ -47,7 +47,7 @@ def test_what_overlaps_is_shown_and_counted_once(run):
     assert totals["overlaps",].energy_j == pytest.approx(2.5 * ITERATIONS, rel=0.02)  # together 25 ms, not 30
     whole = table.runs[0]
     assert whole.phases_j == pytest.approx(7.0 * ITERATIONS, rel=0.005)
-    assert abs(whole.residual_j) < 0.5
+    assert whole.phases_j + whole.rest_j == pytest.approx(whole.energy_j, rel=1e-9)
 
 
 def test_layers_are_groups_of_their_own(run):

@@ -88,4 +88,4 @@ def test_commands_show_ranks(run, table):
     info = list(describe_run(run_document(run)))
     assert [line.split("): ")[1] for line in info if line.startswith("  rank ")] == ["1/2 of cpu0"] * 2
     text = to_markdown(run_tables(frame_of(run, table)))
-    assert "each of 2 ranks has 1/2 of the device's power" in text
+    assert "mean per rank: each of 2 has 1/2 of the device's power" in text

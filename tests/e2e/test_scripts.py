@@ -47,7 +47,7 @@ def test_a_script_of_the_tutorial_prints_what_the_page_shows_and_its_sums_agree(
     table = phase_table(read_run(tmp_path / name / f"{name}.h5"))
     assert table.totals
     assert all(row.energy_j > 0 and row.u95_j > 0 for row in table.totals)
-    assert all(abs(row.residual_j) <= row.u95_j for row in table.runs)
+    assert all(abs(row.energy_j - row.phases_j - (row.rest_j or 0.0)) <= row.u95_j for row in table.runs)
 
 
 def test_the_scripts_in_the_page_are_the_files():

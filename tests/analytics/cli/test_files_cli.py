@@ -24,9 +24,8 @@ def test_a_good_run_is_said_to_be_good(run, capsys):
     assert lines[0] == str(run)
     assert len(lines) == 8
     assert all(line.startswith("  OK     ") for line in lines[1:])
-    assert (
-        "  OK     energy of gpu0 (simulated): 2.43277 J = 2 lines = phases + rest = 1000 pieces, within 1e-09" in lines
-    )
+    said = "gpu0 SIMULATED 2.435 ± 0.033 J over 1.2 s; 2 lines, phases + rest and 1000 pieces agree"
+    assert f"  OK     energy of gpu0 (simulated): {said}" in lines
 
 
 def test_one_bad_run_of_several_is_enough_for_status_1(run, tmp_path, capsys):

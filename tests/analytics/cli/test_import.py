@@ -69,13 +69,13 @@ def test_the_joules_are_those_of_the_csv(tables, capsys, style, heading, separat
     assert (code, err) == (0, "")
     assert "2000 readings, 18 phases" in out
     rows = list(csv.DictReader(io.StringIO(joules(capsys, "tables", "run.h5", "--format", "csv")[1])))
-    phases = {row["phase"]: row for row in rows if row["table"] == "phase"}
+    phases = {row["phase"]: row for row in rows if row["kind"] == "phase"}
     for name, energy_j in (("iteration", 250.0), ("forward", 150.0)):
         row = phases[name]
         assert float(row["j_per_batch"]) == pytest.approx(energy_j, rel=0.01)
         assert float(row["u95_j"]) == pytest.approx(0.04 * energy_j, rel=0.3)
         assert (row["device"], row["provenance"], row["batch_size"]) == ("gpu0", "modelled", "32")
-    (whole,) = (row for row in rows if row["table"] == "run")
+    (whole,) = (row for row in rows if row["kind"] == "run")
     assert float(whole["energy_j"]) == pytest.approx(20 * 125.0, rel=0.01)
     assert joules(capsys, "verify", "run.h5")[0] == 0
     info = joules(capsys, "info", "run.h5")[1]
