@@ -37,3 +37,35 @@ class Pmlib:
 
             raise ConfigError(f"powerd pmlib is a part of the client: {install_hint('client')}") from error
         return serve(arguments.url, arguments.listen, arguments.directory)
+
+
+class Control:
+    """`powerd control`."""
+
+    @staticmethod
+    def add_arguments(parser: argparse.ArgumentParser) -> None:
+        parser.description = (
+            "Power caps and clocks are set by the helper powerd-control, for as long as somebody holds them; then what "
+            "was found stands again. Needs powerd[client]."
+        )
+        parser.epilog = "powerd control set gpu0 power_cap_w=200"
+        parser.add_argument(
+            "--socket", metavar="WHERE", help="the helper's socket, or a powerd's address (default $POWERD_CONTROL)"
+        )
+        verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+        verbs.add_parser("status", help="what can be set, what it is set to, and who holds it")
+        held = verbs.add_parser("set", help="hold a setting until Ctrl-C")
+        held.add_argument("device", help="gpu0, several as gpu0,gpu1, or all")
+        held.add_argument("levels", nargs="+", metavar="KNOB=LEVEL", help="power_cap_w=200, sm_clock_mhz=60%%, ...=min")
+        held.add_argument("--for", dest="for_s", type="number", metavar="S", help="seconds, instead of until Ctrl-C")
+        held.add_argument("--wait", type="number", default=0.0, metavar="S", help="queue so long for who holds it now")
+        release = verbs.add_parser("release", help="end a lease of yours, or as an administrator one of others")
+        release.add_argument("lease", help="its number, as in `powerd control status`")
+        verbs.add_parser("check", help="what the policy allows you, and what is missing")
+        verbs.add_parser("policy", help="print a policy for this machine's devices, to be edited")
+
+    @staticmethod
+    def run(arguments: argparse.Namespace) -> int:
+        from powerd_client import control_command
+
+        return control_command.run(arguments)

@@ -173,12 +173,13 @@ class MarkWriter:
         """Put a message into the run. It needs no recorder that hears it now."""
         self._remark({"note": text, "level": level, "t_ns": now_ns()})
 
-    def event(self, name: str, values: Mapping[str, object]) -> None:
-        """Put an event into the run: what happened now, with any values that JSON knows (others become text).
+    def event(self, name: str, values: Mapping[str, object], t_ns: int | None = None) -> None:
+        """Put an event into the run: what happened at ``t_ns``, by default now, with any values that JSON knows (others
+        become text).
 
         It may be called until `close`, also where marks are dropped. What cannot be written is left out, and said once.
         """
-        t_ns = now_ns()
+        t_ns = now_ns() if t_ns is None else t_ns
         try:
             line = _event_line(str(name), t_ns, values)
             with self._lock:

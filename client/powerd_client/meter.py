@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 import time
 import warnings
 import weakref
@@ -30,6 +31,7 @@ from powerd_core.errors import ConfigError, PowerdError, RunFileError
 if TYPE_CHECKING:
     from torch.nn import Module
 
+    from powerd_client.control import Hold
     from powerd_client.live_energy import Energy, LiveRun
     from powerd_client.torch_hooks import TorchMarks, Watch
 
@@ -276,6 +278,51 @@ class Meter:
         Call it before `close`. Of several, the last value of each name counts, and of several ranks those of the first.
         """
         self.event(RESULT, **values)
+
+    def hold(
+        self,
+        devices: Sequence[str] | None = None,
+        *,
+        settle_s: float | None = None,
+        ttl_s: float | None = None,
+        wait_s: float = 0.0,
+        **levels: float | str,
+    ) -> Hold:
+        """Hold power caps and clocks for the time of a ``with``, whose beginning waits until they have settled::
+
+            with meter.hold(power_cap_w=200, sm_clock_mhz=1200) as held:
+                train()
+            print(held.verdict)
+
+        ``levels``    what to hold: numbers, or ``"min"``, ``"default"``, ``"max"``, ``"60%"``
+        ``devices``   such as ``["gpu0"]``; by default the GPUs that this process may use (or the processors)
+        ``settle_s``  how long to wait behind a change (1 s)
+        ``ttl_s``     how long this process may be silent before what was found stands again (30 s)
+        ``wait_s``    how long to queue for what somebody else holds
+
+        The helper `powerd-control` sets them and puts them back, whatever becomes of this process; what was asked and
+        what was enforced stand in the run. Of several local ranks the first holds for all, unless each names its own
+        ``devices``. Raises `ControlError`, `ControlDenied` or `ConfigError` where they cannot be held; after that,
+        nothing: a lease that ends too early is told, and stands in the run.
+        """
+        from powerd_client.control import SETTLE_S, Hold
+        from powerd_core.lease import DEFAULT_TTL_S
+
+        if devices is None and os.environ.get("LOCAL_RANK", "0") not in ("", "0"):
+            devices = []
+        return Hold(
+            levels,
+            devices,
+            emit=self._emit,
+            name=Path(sys.argv[0] or "python").name,
+            settle_s=SETTLE_S if settle_s is None else settle_s,
+            ttl_s=DEFAULT_TTL_S if ttl_s is None else ttl_s,
+            wait_s=wait_s,
+        )
+
+    def _emit(self, name: str, values: Mapping[str, object], t_ns: int) -> None:
+        if self._writer is not None:
+            self._writer.event(name, values, t_ns)
 
     def baseline(self, seconds: float = 5.0) -> None:
         """Wait that long while nothing runs, in a phase called ``baseline``: before the training and after it, for

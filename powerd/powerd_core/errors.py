@@ -8,6 +8,9 @@
     ├── PeerError        (OSError)       a powerd or recorder that is not there or went away
     │   └── PeerTimeout  (TimeoutError)  … that did not answer in time
     ├── ClockError       (ValueError)    exchanges that give no mapping between two clocks
+    ├── ControlError     (OSError)       a knob that cannot be turned, or a lease that is refused or lost
+    │   ├── ControlDenied (PermissionError) … that the policy does not allow
+    │   └── LeaseHeld                    … that somebody else has
     ├── RunFileError     (OSError)       a run file or journal that is missing, in the way or damaged
     └── AnalysisError    (ValueError)    a run whose contents do not allow what was asked
 
@@ -38,6 +41,15 @@ class PeerTimeout(PeerError, TimeoutError): ...
 
 
 class ClockError(PowerdError, ValueError): ...
+
+
+class ControlError(PowerdError, OSError): ...
+
+
+class ControlDenied(ControlError, PermissionError): ...
+
+
+class LeaseHeld(ControlError): ...
 
 
 class RunFileError(PowerdError, OSError): ...

@@ -36,6 +36,7 @@ _GROUPS = {
         "run": "measure and serve until Ctrl-C",
         "describe": "what a running powerd measures",
         "stats": "how a running powerd is doing",
+        "control": "hold power caps and clocks, and see who holds them",
         "pmlib": "let programs of pmlib's C library measure with a powerd",
     },
     "set up": {

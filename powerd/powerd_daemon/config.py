@@ -13,6 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from powerd_core.errors import ConfigError
+from powerd_core.lease import DEFAULT_SOCKET
 from powerd_core.model import Device, Stream, pci_key, uuid_key
 from powerd_core.serde import build_options
 from powerd_core.text import did_you_mean
@@ -92,6 +93,9 @@ class ServerConfig:
     directory."""
     insecure: bool = False
     """Let anyone who reaches the addresses read, without keys."""
+
+    control: str = DEFAULT_SOCKET
+    """Socket of the control helper, to which questions of clients with the role control are handed on."""
 
     def __post_init__(self) -> None:
         for option, least, value, most in (

@@ -24,6 +24,7 @@ from powerd_core.wire import HEADER_BYTES, Message, encode
 from powerd_daemon.auth import ANYONE, Guard
 from powerd_daemon.clock import Clock, SystemClock
 from powerd_daemon.config import NOTHING, Config, ServerConfig, check_lines, merge_devices, public_endpoint, release
+from powerd_daemon.forward import CONTROL, Forward
 from powerd_daemon.ring import FRAME_OVERHEAD_BYTES, Intake, Store
 from powerd_daemon.server import Answer, Server
 from powerd_daemon.sockets import bind_sockets, bound_endpoint
@@ -192,6 +193,7 @@ class Daemon:
             self._context.destroy(linger=0)
             raise
         self._spool: Spool | None = None
+        self._forward = Forward(server.control)
         try:
             self._guard.watch(self._sockets)
             self._spool = open_spool(server, self.epoch, self._clock)
@@ -207,6 +209,7 @@ class Daemon:
             "describe": lambda question, caller: self._answer,
             "stats": lambda question, caller: self._stats(),
             "epochs": lambda question, caller: self._epochs(question.body),
+            CONTROL: self._forward.answer,
         }
         guard = self._guard
         self._server = Server(self._sockets, self._store, self._clock, subjects, guard.may_read, guard.caller)
@@ -292,6 +295,7 @@ class Daemon:
         self._release(FAREWELL_NS // 1_000_000)
 
     def _release(self, linger_ms: int = 0) -> None:
+        self._forward.close()
         if self._spool is not None:
             self._spool.close()
         self._guard.unwatch()

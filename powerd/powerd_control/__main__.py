@@ -1,0 +1,5 @@
+import sys
+
+from powerd_control.helper import main
+
+sys.exit(main())

@@ -1,0 +1,450 @@
+"""`powerd-control`: the helper with the right to set knobs. It answers one JSON line with one, on a Unix socket.
+
+One loop serves all: connections, the deaths of holders (pidfd), silence, and what is to be looked at again. Setting a
+knob takes microseconds to, with some drivers, seconds; everybody waits for it then, and leases are longer than that.
+Who asks is what the kernel says of the connection; what they may is in the policy, which is read at each request.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import logging
+import os
+import selectors
+import signal
+import socket
+import struct
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from powerd_control.knobs import Bench, Knob, KnobError, amd_knobs, cpu_knobs, gpu_knobs
+from powerd_control.leases import POLL_S, Holder, Lease, Leases, Records, boot_id, start_ticks, user_name
+from powerd_control.policy import Caller, Policy, load_policy
+from powerd_core.errors import ConfigError, ControlDenied, ControlError, LeaseHeld, PowerdError, WireError
+from powerd_core.lease import (
+    DEFAULT_SOCKET,
+    MAX_ANSWER,
+    MAX_REQUEST,
+    Answer,
+    Happening,
+    KnobInfo,
+    Range,
+    Request,
+    Setting,
+    Value,
+    read_request,
+    resolve,
+    to_line,
+)
+from powerd_core.text import printable
+
+_log = logging.getLogger("powerd-control")
+
+POLICY = Path("/etc/powerd/control.toml")
+MAX_CONNECTIONS, MAX_OF_USER = 64, 16
+IDLE_S = 60.0
+"""A connection that holds nothing and says nothing for so long is closed."""
+_SO_PEERGROUPS, _SO_PEERPIDFD = 59, 77
+"""Of include/uapi/asm-generic/socket.h: Python does not name them."""
+_KINDS: tuple[tuple[type[PowerdError], Any], ...] = (
+    (LeaseHeld, "held"),
+    (ControlDenied, "denied"),
+    (ControlError, "failed"),
+    (ConfigError, "invalid"),
+    (WireError, "invalid"),
+)
+
+
+@dataclass(eq=False)
+class Connection:
+    """Somebody who is connected."""
+
+    socket: socket.socket
+    uid: int
+    gids: frozenset[int]
+    pid: int
+    start: int
+    heard_s: float
+    pidfd: int | None = None
+    received: bytearray = field(default_factory=bytearray)
+    leases: set[str] = field(default_factory=set)
+
+    def caller(self, claim: str) -> Caller:
+        return Caller(self.uid, self.gids, claim)
+
+    def holder(self, request: Request) -> Holder:
+        return Holder(self.uid, self.pid, self.start, printable(request.name, limit=60), request.claim)
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """An ``acquire`` that queues until a knob is free."""
+
+    connection: Connection
+    request: Request
+    until_s: float
+
+
+class Helper:
+    """Serves ``listener`` until `stop`."""
+
+    def __init__(self, listener: socket.socket, bench: Bench, leases: Leases, policy: Path) -> None:
+        self._listener, self._bench, self._leases, self._policy_path = listener, bench, leases, policy
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(listener, selectors.EVENT_READ, self._accept)
+        self._connections: list[Connection] = []
+        self._queue: deque[_Waiting] = deque()
+        self._next_poll_s = 0.0
+        self.is_stopping = False
+
+    def serve(self) -> None:
+        """Serve until `is_stopping`; then put everything back."""
+        wake, waker = socket.socketpair()
+        waker.setblocking(False)
+        signal.set_wakeup_fd(waker.fileno())
+        self._selector.register(wake, selectors.EVENT_READ, lambda: wake.recv(64))
+        self._leases.restore()
+        notify("READY=1")
+        try:
+            while not self.is_stopping:
+                for key, _ in self._selector.select(self._patience_s()):
+                    key.data()
+                self._mind()
+                notify("WATCHDOG=1")
+        finally:
+            self._leases.end_all()
+            signal.set_wakeup_fd(-1)
+
+    def _patience_s(self) -> float | None:
+        is_waiting = self._leases.leases or self._queue or self._connections
+        return POLL_S if is_waiting or "WATCHDOG_USEC" in os.environ else None
+
+    def _mind(self) -> None:
+        """What is due without anybody asking."""
+        now_s = boottime_s()
+        if now_s >= self._next_poll_s:
+            self._next_poll_s = now_s + POLL_S
+            self._leases.poll()
+        for connection in list(self._connections):
+            if not connection.leases and now_s - connection.heard_s > IDLE_S and not self._is_queued(connection):
+                self._close(connection)
+        self._serve_queue(now_s)
+
+    # Connections.
+
+    def _accept(self) -> None:
+        accepted, _ = self._listener.accept()
+        accepted.setblocking(False)
+        pid, uid, _gid = struct.unpack("3i", accepted.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        start = start_ticks(pid)
+        of_user = sum(c.uid == uid for c in self._connections)
+        if start is None or len(self._connections) >= MAX_CONNECTIONS or of_user >= MAX_OF_USER:
+            accepted.close()
+            return
+        connection = Connection(accepted, uid, _groups(accepted, _gid), pid, start, boottime_s())
+        self._connections.append(connection)
+        self._selector.register(accepted, selectors.EVENT_READ, lambda: self._receive(connection))
+        with contextlib.suppress(OSError):
+            connection.pidfd = _pidfd(accepted, pid)
+            self._selector.register(connection.pidfd, selectors.EVENT_READ, lambda: self._died(connection))
+
+    def _receive(self, connection: Connection) -> None:
+        if connection not in self._connections:
+            return
+        try:
+            part = connection.socket.recv(MAX_REQUEST)
+        except BlockingIOError:
+            return
+        except OSError:
+            part = b""
+        connection.heard_s = boottime_s()
+        connection.received += part
+        while b"\n" in connection.received and connection in self._connections:
+            line, _, rest = bytes(connection.received).partition(b"\n")
+            connection.received = bytearray(rest)
+            self._take(connection, line)
+        if not part or len(connection.received) > MAX_REQUEST:
+            self._close(connection)
+
+    def _died(self, connection: Connection) -> None:
+        # What it had said before is answered for first: a release that it sent is a release.
+        self._receive(connection)
+        if connection in self._connections:
+            self._close(connection, Happening.DIED)
+
+    def _close(self, connection: Connection, happening: Happening = Happening.RELEASED) -> None:
+        if connection not in self._connections:
+            return
+        self._connections.remove(connection)
+        self._selector.unregister(connection.socket)
+        connection.socket.close()
+        if connection.pidfd is not None:
+            self._selector.unregister(connection.pidfd)
+            os.close(connection.pidfd)
+        self._queue = deque(w for w in self._queue if w.connection is not connection)
+        for id_ in connection.leases:
+            if lease := self._leases.leases.get(id_):
+                self._leases.end(lease, happening)
+
+    def _send(self, connection: Connection, answer: Answer) -> None:
+        line = to_line(answer)
+        if len(line) > MAX_ANSWER:
+            line = to_line(Answer("the answer is too long: ask for less", "failed"))
+        try:
+            connection.socket.sendall(line)
+        except OSError:  # it reads nothing, or is gone
+            self._close(connection)
+
+    # Requests.
+
+    def _take(self, connection: Connection, line: bytes) -> None:
+        try:
+            request = read_request(line)
+            if request.claim and not self._policy().believes(connection.uid):
+                raise ControlDenied("only powerd may say for whom it asks")
+            answer = self._answer(connection, request)
+        except PowerdError as error:
+            answer = _refusal(error)
+            _log.info(f"{user_name(connection.uid)} (pid {connection.pid}): {answer.error}")
+        if answer is not None:
+            self._send(connection, answer)
+
+    def _policy(self) -> Policy:
+        return load_policy(self._policy_path)
+
+    def _answer(self, connection: Connection, request: Request) -> Answer | None:
+        handle: Callable[[Connection, Request], Answer | None] = getattr(self, f"_do_{request.verb}")
+        return handle(connection, request)
+
+    def _do_describe(self, _connection: Connection, _request: Request) -> Answer:
+        return Answer(knobs=tuple(_described(knob) for knob in self._bench.all()))
+
+    def _do_status(self, _connection: Connection, _request: Request) -> Answer:
+        now_s = boottime_s()
+        return Answer(leases=tuple(lease.told(now_s) for lease in self._leases.leases.values()))
+
+    def _do_check(self, connection: Connection, request: Request) -> Answer:
+        caller = connection.caller(request.claim)
+        policy = self._policy()
+        if request.wishes:
+            policy.check(caller, self._wanted(request), request.ttl_s)
+        return Answer(allowed=tuple(rule.text() for rule in policy.of(caller)))
+
+    def _wanted(self, request: Request) -> list[tuple[Knob, Value]]:
+        knobs = [(self._bench.find(wish.device, wish.knob), wish.level) for wish in request.wishes]
+        return [(knob, resolve(level, knob.range, knob.name)) for knob, level in knobs]
+
+    def _do_acquire(self, connection: Connection, request: Request) -> Answer | None:
+        wanted = self._wanted(request)
+        self._policy().check(connection.caller(request.claim), wanted, request.ttl_s)
+        try:
+            lease = self._leases.acquire(connection.holder(request), wanted, request.ttl_s)
+        except LeaseHeld:
+            if not request.wait_s:
+                raise
+            if not self._is_queued(connection):
+                self._queue.append(_Waiting(connection, request, boottime_s() + request.wait_s))
+            return None
+        connection.leases.add(lease.id)
+        return Answer(lease=lease.told(boottime_s()))
+
+    def _is_queued(self, connection: Connection) -> bool:
+        return any(w.connection is connection for w in self._queue)
+
+    def _serve_queue(self, now_s: float) -> None:
+        """Those who wait, in the order in which they came; each once."""
+        for waiting in list(self._queue):
+            is_late = now_s >= waiting.until_s
+            request = Request(**{**_fields(waiting.request), "wait_s": 0.0}) if is_late else waiting.request
+            try:
+                answer = self._do_acquire(waiting.connection, request)
+            except PowerdError as error:
+                answer = _refusal(error)
+            if answer is not None and waiting in self._queue:
+                self._queue.remove(waiting)
+                self._send(waiting.connection, answer)
+
+    def _own(self, connection: Connection, request: Request) -> Lease:
+        """The lease that a request names and the process behind the connection holds. Raises `ControlError`."""
+        lease = self._leases.leases.get(request.lease)
+        if lease is None or not lease.holder.is_same_process(connection.holder(request)):
+            raise ControlError(f"you hold no lease {request.lease[:40]!r}: it has ended, or is somebody else's")
+        return lease
+
+    def _do_set(self, connection: Connection, request: Request) -> Answer:
+        lease = self._own(connection, request)
+        wanted = self._wanted(request)
+        self._policy().check(connection.caller(request.claim), wanted, lease.ttl_s)
+        self._leases.change(lease, wanted)
+        return Answer(lease=lease.told(boottime_s()))
+
+    def _do_renew(self, connection: Connection, request: Request) -> Answer:
+        lease = self._own(connection, request)
+        self._leases.renew(lease)
+        connection.leases.add(lease.id)
+        return Answer(lease=lease.told(boottime_s()))
+
+    def _do_release(self, connection: Connection, request: Request) -> Answer:
+        lease = self._leases.leases.get(request.lease)
+        asker = connection.holder(request)
+        if lease is None or (lease.holder.uid, lease.holder.claim) != (asker.uid, asker.claim):
+            raise ControlError(f"you hold no lease {request.lease[:40]!r}: it has ended, or is somebody else's")
+        self._leases.end(lease, Happening.RELEASED)
+        return Answer(lease=lease.told(boottime_s()))
+
+    def _do_steal(self, connection: Connection, request: Request) -> Answer:
+        if not self._policy().may_steal(connection.caller(request.claim)):
+            raise ControlDenied("only whom a rule with steal = true names may end the lease of somebody else")
+        lease = self._leases.leases.get(request.lease)
+        if lease is None:
+            raise ControlError(f"there is no lease {request.lease[:40]!r}")
+        self._leases.end(lease, Happening.TAKEN)
+        return Answer(lease=lease.told(boottime_s()))
+
+
+def _refusal(error: PowerdError) -> Answer:
+    kind = next(kind for cls, kind in _KINDS if isinstance(error, cls))
+    return Answer(error=printable(str(error), limit=1000), kind=kind)
+
+
+def _fields(request: Request) -> dict[str, Any]:
+    return {name: getattr(request, name) for name in Request.__slots__}
+
+
+def _described(knob: Knob) -> KnobInfo:
+    problem = "the GPU is divided (MIG): a knob concerns all who share it" if knob.is_shared else ""
+    try:
+        return KnobInfo(knob.device, knob.uuid, knob.name, knob.range, knob.read(), problem)
+    except KnobError as error:
+        return KnobInfo(knob.device, knob.uuid, knob.name, Range(), Setting(), str(error))
+
+
+def _groups(peer: socket.socket, gid: int) -> frozenset[int]:
+    """All groups of the process at the other end."""
+    try:
+        raw = peer.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, 4096)
+    except OSError:
+        return frozenset({gid})
+    return frozenset({gid, *struct.unpack(f"{len(raw) // 4}I", raw)})
+
+
+def _pidfd(peer: socket.socket, pid: int) -> int:
+    """A descriptor that becomes readable when the process at the other end dies."""
+    try:
+        descriptor = peer.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
+    except OSError:  # before Linux 6.5
+        return os.pidfd_open(pid)
+    os.set_inheritable(descriptor, False)
+    return descriptor
+
+
+def boottime_s() -> float:
+    """CLOCK_BOOTTIME, which goes on while the machine sleeps and which nobody sets."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def notify(message: str) -> None:
+    """To systemd (sd_notify), where it has started this."""
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if not address:
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as peer, contextlib.suppress(OSError):
+        peer.connect("\0" + address[1:] if address.startswith("@") else address)
+        peer.send(message.encode())
+
+
+def listen(path: Path, group: str) -> socket.socket:
+    """A socket at ``path``, for its owner and ``group``. Raises `ConfigError` where another helper answers there, or
+    where something else has the name."""
+    if path.is_symlink() or (path.exists() and not path.is_socket()):
+        raise ConfigError(f"{path} is no socket: choose another name")
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    if path.exists():
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer, contextlib.suppress(OSError):
+            peer.connect(str(path))
+            raise ConfigError(f"another powerd-control serves {path}")
+        path.unlink()
+    before = os.umask(0o177)
+    try:
+        listener.bind(str(path))
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from error
+    finally:
+        os.umask(before)
+    if group:
+        import shutil
+
+        try:
+            shutil.chown(path, group=group)
+        except (LookupError, OSError) as error:
+            raise ConfigError(f"the socket cannot be given to the group {group}: {error}") from error
+        path.chmod(0o660)
+    listener.listen(MAX_CONNECTIONS)
+    listener.setblocking(False)
+    return listener
+
+
+def make_bench(nvml: str, sysfs: Path) -> Bench:
+    """The knobs of this machine, as far as their libraries are installed."""
+    makers: dict[str, Any] = {"cpu": lambda: cpu_knobs(sysfs)}
+    for name, module, make in (("nvml", nvml, gpu_knobs), ("amdsmi", "amdsmi", amd_knobs)):
+        try:
+            library = importlib.import_module(module)
+        except ImportError:
+            continue
+        makers[name] = lambda library=library, make=make: make(library)
+    return Bench(makers)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Serve, or with ``--revert-all`` put back what a helper that was killed has left."""
+    parser = argparse.ArgumentParser(
+        prog="powerd-control", description="Sets power caps and clocks under lease; see `powerd control --help`."
+    )
+    parser.add_argument("--socket", type=Path, default=Path(DEFAULT_SOCKET), help="where it answers (%(default)s)")
+    parser.add_argument("--group", default="", help="who may connect beside the user who runs it")
+    parser.add_argument(
+        "--policy", type=Path, default=Path("/etc/powerd/control.toml"), help="who may what (%(default)s)"
+    )
+    parser.add_argument("--state", type=Path, help="folder of the records (default: leases, beside the socket)")
+    parser.add_argument("--nvml", default="pynvml", metavar="MODULE", help="a module with pynvml's names (%(default)s)")
+    parser.add_argument("--sysfs", type=Path, default=Path("/sys"), help=argparse.SUPPRESS)
+    parser.add_argument("--revert-all", action="store_true", help="put back what a helper that was killed has left")
+    arguments = parser.parse_args(argv)
+    logging.basicConfig(level=logging.INFO, format="powerd-control: %(message)s", stream=sys.stderr)
+    try:
+        return _run(arguments)
+    except PowerdError as error:
+        print(f"powerd-control: {printable(str(error), limit=2000)}", file=sys.stderr)
+        return 2
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    load_policy(arguments.policy)
+    bench = make_bench(arguments.nvml, arguments.sysfs)
+    state = arguments.state or arguments.socket.with_name("leases")
+    if arguments.revert_all:
+        leases = Leases(bench, Records(state), boottime_s, boot_id())
+        leases.restore()
+        leases.end_all()
+        return 1 if leases.leases else 0
+    listener = listen(arguments.socket, arguments.group)
+    leases = Leases(bench, Records(state), boottime_s, boot_id())
+    helper = Helper(listener, bench, leases, arguments.policy)
+
+    def stop(*_: object) -> None:
+        helper.is_stopping = True
+
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, stop)
+    _log.info(f"serving {arguments.socket}; policy {arguments.policy}")
+    helper.serve()
+    arguments.socket.unlink(missing_ok=True)
+    return 0

@@ -1,0 +1,176 @@
+"""Who may turn which knob, how far and for how long: a TOML file that allows nothing by default.
+
+    powerd_user = "powerd"            # whom to believe for whom it asks (rules with ``remote``)
+
+    [[allow]]
+    group = "energy"                  # or user = "ada", or remote = "trainer" (a key with the role control)
+    devices = ["*"]                   # or ["gpu0", "GPU-4f2c..."]
+    knobs = ["power_cap", "sm_clock"]
+    power_cap_w = [150, 300]          # only from here to there
+    max_ttl_s = 600                   # longest silence that may be asked for
+    require = "owns-all-processes"    # nobody else computes on the device
+    mig = true                        # also where the GPU is divided: a knob concerns all who share it
+    steal = true                      # an administrator: may end leases of others
+
+The root user needs a rule as well. A request is allowed where one rule allows it as a whole.
+"""
+
+from __future__ import annotations
+
+import grp
+import os
+import pwd
+import stat
+import tomllib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from powerd_control.knobs import Knob
+from powerd_core.errors import ConfigError, ControlDenied
+from powerd_core.lease import KNOB_OF_OPTION, UNITS, Value, option_of, shown
+from powerd_core.serde import build_options, parse_toml
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks: by what the kernel says of the connection, and for which remote key where powerd asks."""
+
+    uid: int
+    gids: frozenset[int]
+    claim: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One ``[[allow]]``."""
+
+    user: str = ""
+    group: str = ""
+    remote: str = ""
+    devices: tuple[str, ...] = ()
+    knobs: tuple[str, ...] = ()
+    power_cap_w: tuple[float, float] | None = None
+    sm_clock_mhz: tuple[float, float] | None = None
+    mem_clock_mhz: tuple[float, float] | None = None
+    package_power_w: tuple[float, float] | None = None
+    cpu_clock_mhz: tuple[float, float] | None = None
+    max_ttl_s: float = 600.0
+    require: Literal["", "owns-all-processes"] = ""
+    mig: bool = False
+    steal: bool = False
+
+    def __post_init__(self) -> None:
+        if sum(map(bool, (self.user, self.group, self.remote))) != 1:
+            raise ValueError("name one of user, group, remote")
+        if unknown := set(self.knobs) - UNITS.keys():
+            raise ValueError(f"there is no knob {min(unknown)!r}: there are {', '.join(UNITS)}")
+        for option in KNOB_OF_OPTION:
+            limits = getattr(self, option, None)
+            if limits is not None and limits[0] > limits[1]:
+                raise ValueError(f"{option} is [least, greatest]")
+
+    def concerns(self, caller: Caller) -> bool:
+        if self.remote or caller.claim:
+            return bool(self.remote) and self.remote == caller.claim
+        if self.user:
+            return _uid(self.user) == caller.uid
+        return _gid(self.group) in caller.gids
+
+    def objection(self, caller: Caller, knob: Knob, value: Value, ttl_s: float) -> str:
+        """Why the rule does not allow the caller to set the knob; empty where it does."""
+        limits = getattr(self, option_of(knob.name), None)
+        if "*" not in self.devices and not {knob.device, knob.uuid} & set(self.devices):
+            return f"not on {knob.device}"
+        if knob.name not in self.knobs:
+            return f"not {knob.name}"
+        if limits is not None and not (isinstance(value, float) and limits[0] <= value <= limits[1]):
+            allowed = f"{shown(limits[0], knob.name)} to {shown(limits[1], knob.name)}"
+            return f"{knob.name} from {allowed}, not {shown(value, knob.name)}"
+        if ttl_s > self.max_ttl_s:
+            return f"at most {self.max_ttl_s:g} s of silence, not {ttl_s:g}"
+        if knob.is_shared and not self.mig:
+            return f"not where the GPU is divided (MIG): {knob.name} concerns all who share it"
+        if self.require:
+            users = knob.users()
+            if users is None or users - {caller.uid}:
+                return f"only while nobody else computes on {knob.device}"
+        return ""
+
+    def text(self) -> str:
+        """For `powerd control check`."""
+        limits = [
+            f"{shown(pair[0], KNOB_OF_OPTION[o])} to {shown(pair[1], KNOB_OF_OPTION[o])}"
+            for o in KNOB_OF_OPTION
+            if (pair := getattr(self, o, None)) is not None
+        ]
+        parts = [", ".join(self.knobs), "on " + ", ".join(self.devices), *limits, self.require]
+        return "; ".join(part for part in parts if part) + ("; may end leases of others" if self.steal else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """All rules."""
+
+    allow: tuple[Rule, ...] = ()
+    powerd_user: str = ""
+
+    def believes(self, uid: int) -> bool:
+        """Whether the process of this user may say for whom it asks."""
+        return bool(self.powerd_user) and _uid(self.powerd_user) == uid
+
+    def of(self, caller: Caller) -> list[Rule]:
+        return [rule for rule in self.allow if rule.concerns(caller)]
+
+    def may_steal(self, caller: Caller) -> bool:
+        return any(rule.steal for rule in self.of(caller))
+
+    def check(self, caller: Caller, wanted: Iterable[tuple[Knob, Value]], ttl_s: float) -> None:
+        """Raises `ControlDenied`, which says what would be allowed, unless one rule allows each of these."""
+        rules = self.of(caller)
+        if not rules:
+            raise ControlDenied("no rule of the policy names you, and nobody is allowed anything by default")
+        for knob, value in wanted:
+            objections = [rule.objection(caller, knob, value, ttl_s) for rule in rules]
+            if all(objections):
+                raise ControlDenied(f"the policy allows you {'; or '.join(sorted(set(objections)))}")
+
+
+def load_policy(path: Path) -> Policy:
+    """The policy of a file; a file that is not there allows nothing.
+
+    Raises `ConfigError`, also for a file that others than its owner and root can write, or that belongs to neither
+    root nor the user of this process.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return Policy()
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from error
+    with open(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise ConfigError(f"{path} is no plain file")
+        if status.st_uid not in (0, os.geteuid()) or status.st_mode & 0o022:
+            raise ConfigError(f"{path} can be written by others: chown root {path} && chmod 644 {path}")
+        text = file.read(1 << 20)
+    try:
+        return build_options(Policy, parse_toml(text.decode()), str(path))
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def _uid(name: str) -> int | None:
+    try:
+        return pwd.getpwnam(name).pw_uid
+    except KeyError:
+        return None
+
+
+def _gid(name: str) -> int | None:
+    try:
+        return grp.getgrnam(name).gr_gid
+    except KeyError:
+        return None
