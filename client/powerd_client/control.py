@@ -70,8 +70,8 @@ class Peer(Protocol):
     def ask(self, request: Request) -> Answer:
         """Raises `ControlDenied`, `ConfigError` or `ControlError` for a refusal, `PeerError` where nobody answers."""
 
-    def wait(self, timeout_s: float) -> None:
-        """Wait so long, or until it may have gone."""
+    def wait(self, timeout_s: float) -> bool:
+        """Wait so long, or until it may have gone: true then."""
 
     def is_gone(self) -> bool: ...
 
@@ -116,17 +116,15 @@ class HelperSocket:
         line, _, self._received = self._received.partition(b"\n")
         return read_answer(line)
 
-    def wait(self, timeout_s: float) -> None:
+    def wait(self, timeout_s: float) -> bool:
         # The helper says nothing unasked: what can be read is its end, or an answer to another thread.
         poll = select.poll()
         poll.register(self._socket, select.POLLIN | select.POLLHUP)
-        poll.poll(timeout_s * 1e3)
+        return bool(poll.poll(timeout_s * 1e3))
 
     def is_gone(self) -> bool:
         try:
-            return not self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return False
+            return self.wait(0.0) and not self._socket.recv(1, socket.MSG_PEEK)
         except OSError:
             return True
 
@@ -175,8 +173,9 @@ class PowerdSocket:
                 return check_answer(from_document(Answer, answer.body))
         raise PeerTimeout(f"no powerd answers at {self._url}")
 
-    def wait(self, timeout_s: float) -> None:
+    def wait(self, timeout_s: float) -> bool:
         time.sleep(timeout_s)
+        return False
 
     def is_gone(self) -> bool:
         return False
@@ -298,7 +297,7 @@ class Hold:
     def _take(self, lease: LeaseInfo, asked_ns: int, answered_ns: int) -> None:
         """Put what is new of each hold into the run, as events."""
         self.lease = lease
-        for holding in lease.holds:
+        for holding in sorted(lease.holds, key=lambda h: h.changed_ns):
             key = (holding.uuid, holding.knob)
             before = self._told.get(key)
             self._told[key] = holding
@@ -336,36 +335,40 @@ class Hold:
         while not self._ended.is_set():
             assert self._peer is not None
             self._peer.wait(min(self._ttl_s / 3, _KEEP_S))
-            with self._lock:
-                if self._ended.is_set():
-                    return
-                is_gone = self._peer.is_gone()
             try:
-                if is_gone:
-                    self._come_back()
                 with self._lock:
-                    if not self._ended.is_set() and self.lease is not None:
-                        self._take(*self._ask(Request("renew", lease=self.lease.lease)))
-            except (ControlError, ConfigError, PeerError, WireError) as error:
+                    if self._ended.is_set() or self.lease is None:
+                        return
+                    if not self._peer.is_gone():
+                        self._renew()
+                        continue
+                self._come_back()
+            except PeerError:
+                continue  # it was killed just now, and may be started anew
+            except (ControlError, ConfigError, WireError) as error:
                 if not self._ended.is_set():
                     self._lose(str(error))
                 return
 
+    def _renew(self) -> None:
+        if self.lease is not None:
+            self._take(*self._ask(Request("renew", lease=self.lease.lease)))
+
     def _come_back(self) -> None:
-        """Connect to the helper that was started anew. Raises `ControlError`."""
+        """Connect to the helper that was started anew. Raises `ControlError` where none is."""
         deadline_s = time.monotonic() + _COME_BACK_S
         while True:
             try:
                 peer = connect(self._where)
+                break
             except ControlError:
                 if time.monotonic() > deadline_s or self._ended.wait(0.1):
                     raise
-            else:
-                with self._lock:
-                    if self._peer is not None:
-                        self._peer.close()
-                    self._peer = peer
-                return
+        with self._lock:
+            if self._peer is not None:
+                self._peer.close()
+            self._peer = peer
+            self._renew()
 
     def _lose(self, why: str) -> None:
         self._tell(f"the lease has ended: {why}")
@@ -378,14 +381,18 @@ class Hold:
         devices = sorted({holding.device for holding in self._told.values()})
         wanted = wishes(levels, devices)
         with self._lock:
-            if self._peer is None or self.lease is None:
+            if self._peer is None or self.lease is None or self.problem:
                 return False
             try:
                 self._take(*self._ask(Request("set", wanted, lease=self.lease.lease)))
+                return True
             except (ControlError, PeerError, WireError) as error:
-                self._tell(f"{', '.join(levels)} could not be set: {error}")
-                return False
-        return True
+                tell(f"{', '.join(levels)} could not be set: {error}")
+            try:
+                self._renew()
+            except (ControlError, PeerError, WireError) as error:
+                self._lose(str(error))
+        return False
 
     def settled(self) -> Hold:
         """Wait until the devices follow what was set last."""
@@ -408,8 +415,8 @@ class Hold:
 
     def _judge(self) -> dict[str, tuple[Verdict, str]]:
         with contextlib.suppress(ControlError, ConfigError, PeerError, WireError):
-            if self._peer is not None and self.lease is not None and not self.problem:
-                self._take(*self._ask(Request("renew", lease=self.lease.lease)))
+            if not self.problem:
+                self._renew()
         return {f"{h.device} {h.knob}": self._verdict_of(h) for h in self._told.values()}
 
     def _verdict_of(self, holding: Holding) -> tuple[Verdict, str]:
