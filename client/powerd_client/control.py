@@ -13,7 +13,8 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -267,6 +268,11 @@ class Hold:
         self.problem = ""
         """Why the knobs are not held any more, though nobody released them."""
 
+    def into(self, emit: Emit) -> Hold:
+        """The same, with its events in a run."""
+        self._emit = emit
+        return self
+
     def acquire(self) -> Hold:
         if self._devices is not None and not self._devices:
             return self
@@ -385,9 +391,10 @@ class Hold:
                 return False
             try:
                 self._take(*self._ask(Request("set", wanted, lease=self.lease.lease)))
-                return True
             except (ControlError, PeerError, WireError) as error:
                 tell(f"{', '.join(levels)} could not be set: {error}")
+            else:
+                return True
             try:
                 self._renew()
             except (ControlError, PeerError, WireError) as error:
@@ -457,6 +464,34 @@ class Hold:
 
     def __exit__(self, *_: Any) -> None:
         self.release()
+
+
+class Sweep:
+    """The settings that lists of levels name, each with each: ``{"power_cap_w": "150,200", "sm_clock_mhz": "max"}``."""
+
+    def __init__(self, levels: Mapping[str, str], devices: str = "") -> None:
+        """Empty levels hold nothing. ``devices`` is such as ``gpu0,gpu1``."""
+        self._levels = {option: text.split(",") for option, text in levels.items() if text}
+        self._devices = devices.split(",") if devices else None
+
+    def holds(self, out: Path | None, **more: Any) -> Iterator[tuple[Hold | None, Path | None]]:
+        """What to hold for each run, and its run file: ``caps.h5`` becomes ``caps-150W.h5`` where there are several.
+        One without anything to hold where no level is given."""
+        if not self._levels:
+            yield None, out
+            return
+        settings = [dict(zip(self._levels, levels, strict=True)) for levels in product(*self._levels.values())]
+        for setting in settings:
+            yield Hold(setting, self._devices, name="joules record", **more), _named(out, setting, len(settings))
+
+
+def _named(out: Path | None, setting: Mapping[str, str], count: int) -> Path | None:
+    if count == 1:
+        return out
+    units = {option: UNITS[KNOB_OF_OPTION[option]] for option in setting}
+    texts = [f"{level}{units[o] if level[-1:].isdigit() else ''}".replace("%", "pc") for o, level in setting.items()]
+    out = out or Path("run.h5")
+    return out.with_stem("-".join([out.stem, *texts]))
 
 
 _SEVERITY = [

@@ -21,22 +21,26 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from powerd_client import journal as journals
 from powerd_client.hostclock import now_ns
 from powerd_client.journal import ONE_THREAD, RUN_ENVIRONMENT, joined_journal, run_of
 from powerd_client.local_powerd import Attempts, manner_of_death
 from powerd_client.log import is_terminal, last_line, show, shown_path, tell
+from powerd_client.marks import MarkWriter
 from powerd_client.phase import check_seconds, mark_baseline, mark_whole
 from powerd_client.ranks import Rendezvous, rank_here
 from powerd_core.errors import ConfigError, PeerError, PeerTimeout, PowerdError
 from powerd_core.keys import control_url
+
+if TYPE_CHECKING:
+    from powerd_client.control import Hold
 
 _START_TIMEOUT_S = 30.0
 _END_S = 3.0
@@ -539,13 +543,15 @@ def record_command(
     quiet: bool,
     keys: Path | None = None,
     baseline_s: float | None = None,
+    hold: Hold | None = None,
 ) -> int:
     """Run ``command`` under a recording and return its exit status (128 + n for signal n, as a shell does). Without
     ``out`` the run file is the first of run.h5, run-2.h5, ... that is free.
 
     A script in it that makes a `Meter` adds its phases. Ctrl-C goes to the command, and SIGTERM and SIGHUP are handed
     on to it; the recording ends when it ends. With ``baseline_s`` idle power is measured before and after it; Ctrl-C
-    before the command ends everything and leaves no run, after it only the measurement. Raises `ConfigError` for a
+    before the command ends everything and leaves no run, after it only the measurement. ``hold`` is what is held while
+    the command runs. Raises `ControlError` where that cannot be held, `ConfigError` for a
     command that cannot be started, and what `Recording` raises. A command that went well has status 1 where there is no
     run file, or not all of its journal is in it.
     """
@@ -562,9 +568,36 @@ def record_command(
     )
     try:
         _measure_baseline(recording, baseline_s)
-    except KeyboardInterrupt:
+        with _held(hold, recording):
+            status = _run_recorded(command, recording)
+    except (KeyboardInterrupt, PowerdError):
         recording.abandon()
         raise
+    with contextlib.suppress(KeyboardInterrupt):
+        _measure_baseline(recording, baseline_s)
+    is_whole = recording.finish(now_ns()) and not recording.journal.exists()
+    return 128 - status if status < 0 else status or int(not is_whole)
+
+
+@contextlib.contextmanager
+def _held(hold: Hold | None, recording: Recording) -> Iterator[None]:
+    """Hold for the time of the command, and put into the run what happens to it. Raises `ControlError`."""
+    if hold is None:
+        yield
+        return
+    writer = MarkWriter(recording.journal)
+    try:
+        with hold.into(writer.event):
+            yield
+        for name, (verdict, why) in hold.verdicts.items():
+            if not verdict.is_honoured:
+                tell(f"{name}: {verdict.value}: {why}" if why else f"{name}: {verdict.value}")
+    finally:
+        writer.close()
+
+
+def _run_recorded(command: Sequence[str], recording: Recording) -> int:
+    """Run the command and mark the time it took. Its status, as `subprocess` tells it. Raises `ConfigError`."""
     # A handler, unlike SIG_IGN, is not inherited by the command.
     begin_ns = now_ns()
     previous = {signal.SIGINT: signal.signal(signal.SIGINT, lambda *_: None)}
@@ -575,17 +608,13 @@ def record_command(
                 previous[number] = signal.signal(number, lambda number, _: process.send_signal(number))
         status = process.wait()
     except OSError as error:
-        recording.abandon()
         raise ConfigError(f"cannot run {command[0]!r}: {error.strerror}") from error
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
     with contextlib.suppress(OSError, ValueError):  # without it the run's whole is in its table all the same
         mark_whole(recording.journal, begin_ns, now_ns())
-    with contextlib.suppress(KeyboardInterrupt):
-        _measure_baseline(recording, baseline_s)
-    is_whole = recording.finish(now_ns()) and not recording.journal.exists()
-    return 128 - status if status < 0 else status or int(not is_whole)
+    return status
 
 
 def _measure_baseline(recording: Recording, seconds: float | None) -> None:

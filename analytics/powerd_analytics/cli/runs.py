@@ -30,25 +30,38 @@ def record(
     keys: shared.Keys = None,
     quiet: Annotated[bool, Parameter(negative="", help="Print nothing of our own.")] = False,
     baseline: Annotated[float | None, Parameter(help="Measure idle power so many seconds before and after.")] = None,
+    power_cap: Annotated[str, Parameter(help="Hold the GPUs at so many watts, or min, max, default, 60%.")] = "",
+    sm_clock: Annotated[str, Parameter(help="Hold the SM clock at so many MHz, or min, max, 60%.")] = "",
+    mem_clock: Annotated[str, Parameter(help="Hold the memory clock, likewise.")] = "",
+    devices: Annotated[str, Parameter(help="What is held: gpu0,gpu1; by default the GPUs that may be used.")] = "",
 ) -> int:
     """Record any command, and the phases that it marks.
 
     Exits with the command's status; with 1 where the command went well, but its
-    recording did not.
+    recording did not. Of a list of levels each is a run of its own.
 
     For example:
 
       joules record -- python train.py
 
       joules record --url board --url tcp://node:7360 -o run.h5 -- python train.py
+
+      joules record --power-cap 150,200,max -o caps.h5 -- python train.py
     """
+    from powerd_client.control import Sweep
     from powerd_client.recording import record_command
 
     if not command:
         raise ConfigError("nothing to record: give the command after --, as in `joules record -- python train.py`")
-    return record_command(
-        command, url=url, out=output, overwrite=overwrite, quiet=quiet, keys=keys, baseline_s=baseline
-    )
+    levels = {"power_cap_w": power_cap, "sm_clock_mhz": sm_clock, "mem_clock_mhz": mem_clock}
+    status = 0
+    for hold, out in Sweep(levels, devices).holds(output):
+        status = record_command(
+            command, url=url, out=out, overwrite=overwrite, quiet=quiet, keys=keys, baseline_s=baseline, hold=hold
+        )
+        if status:
+            break
+    return status
 
 
 def import_(
