@@ -313,14 +313,26 @@ class TestScopes:
 
 
 class TestAuxiliaryChannels:
-    LINES = ("temperature", "memory_temperature", "sm_clock", "memory_clock", "power_limit", "clock_events")
+    LINES = (
+        "temperature",
+        "memory_temperature",
+        "sm_clock",
+        "memory_clock",
+        "power_limit",
+        "power_limit_requested",
+        "at_power_cap",
+        "thermal",
+        "power_brake",
+        "clock_events",
+    )
 
     def test_channels_with_their_units(self, clock):
         o = opened(FakeNvml(clock), side_ms=1000.0)
         lines = o.streams[-1].lines
         assert [line.name for line in lines] == [f"gpu0.{n}" for n in self.LINES]
         assert [line.quantity for line in lines] == [
-            "temperature_c", "temperature_c", "clock_hz", "clock_hz", "power_limit_w", "clock_events_bits",
+            "temperature_c", "temperature_c", "clock_hz", "clock_hz", "power_limit_w", "power_limit_w",
+            "limited_s", "limited_s", "limited_s", "clock_events_bits",
         ]  # fmt: skip
         made = o.run(300)
         values = {}
@@ -329,7 +341,7 @@ class TestAuxiliaryChannels:
             assert len(r["t_ns"]) == 3
             assert not any(r["flags"])
             values[line.name] = r["code"][-1] * line.conversion.per_code
-        assert list(values.values()) == [41, 43, 1.98e9, 3.201e9, 650, 4]
+        assert list(values.values()) == [41, 43, 1.98e9, 3.201e9, 650, 650, 5, 1.5, 0, 4]
         assert o.streams[-1].detail["bits"]["gpu0.clock_events"]["sw_power_cap"] == 4
 
     def test_what_a_gpu_does_not_have_is_left_out_and_a_failed_read_is_of_its_line_alone(self, clock):

@@ -1,16 +1,16 @@
 """A module with pynvml's names whose GPUs live in a file, so that they outlive every process that turns their knobs.
 
 ``$POWERD_FAKE_NVML`` names the file, JSON as `fresh` makes it. Faults stand in it under ``faults``, by name of the
-function: ``"refuse"`` (an error code), ``"ignore"``, ``"clamp"`` (the value that is taken instead), ``"halfway"`` (it clamps between what was and what is asked),
-``"slow_s"``. What
-was called stands under ``calls``. `hook` is called before and after each setter, for who wants to die there.
+function: ``"refuse"`` (an error code), ``"ignore"``, ``"clamp"`` (the value that is taken instead), ``"halfway"`` (it
+clamps between what was and what is asked), ``"slow_s"``. What was called stands under ``calls``. `hook` is called
+before and after each setter, for who wants to die there.
 """
 
 import fcntl
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +20,8 @@ DEFAULT_MW, LEAST_MW, GREATEST_MW = 260_000, 100_000, 300_000
 SM_CLOCKS = list(range(300, 2101, 15))
 MEMORY_CLOCKS = [7001, 5001, 405]
 
-hook: Callable[[str], None] = lambda name: None
+
+def hook(name: str) -> None: ...
 
 
 class NVMLError(Exception):

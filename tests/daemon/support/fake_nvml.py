@@ -100,10 +100,17 @@ class FakeNvml:
         return round(self.power_w(self.clock.t_ns // (100 * MS) * 100 * MS) * 1000)
 
     def _nvmlDeviceGetFieldValues(self, handle: int, fields: list[int | tuple[int, int]]) -> list[SimpleNamespace]:
+        counters = {74: 5_000_000_000, 269: 1_000_000_000, 270: 500_000_000, 271: 0}
+        if fields[0] in counters:
+            codes = [self.refuse.get(field, 0) for field in fields]
+            values = [SimpleNamespace(ullVal=counters[field]) for field in fields]
+            return [SimpleNamespace(nvmlReturn=c, value=v) for c, v in zip(codes, values, strict=True)]
         asked = fields[0]
         field, scope = asked if isinstance(asked, tuple) else (asked, 0)
         code = self.refuse.get(field if not scope else (field, scope), 0)
-        value = {(82, 0): 43, (185, 2): self._instant_mw() // 3}.get((field, scope), self._instant_mw())
+        value = {(82, 0): 43, (192, 0): 650_000, (185, 2): self._instant_mw() // 3}.get(
+            (field, scope), self._instant_mw()
+        )
         return [SimpleNamespace(nvmlReturn=code, value=SimpleNamespace(uiVal=0 if code else value))]
 
     def _nvmlDeviceGetTemperature(self, handle: int, sensor: int) -> int:

@@ -11,6 +11,11 @@ from powerd_core.errors import SensorError
 FI_DEV_MEMORY_TEMP = 82
 FI_DEV_POWER_AVERAGE = 185
 FI_DEV_POWER_INSTANT = 186
+FI_DEV_POWER_REQUESTED_LIMIT = 192
+FI_DEV_AT_POWER_CAP_NS = 74
+FI_DEV_THERMAL_NS = (269, 270)
+"""Slowed down by software and by hardware for heat."""
+FI_DEV_POWER_BRAKE_NS = 271
 SCOPE_GPU, SCOPE_MODULE, SCOPE_MEMORY = 0, 1, 2
 TEMPERATURE_GPU = 0
 CLOCK_SM, CLOCK_MEMORY = 1, 2
@@ -78,6 +83,15 @@ class Nvml:
         if value.nvmlReturn:
             raise _error(int(value.nvmlReturn), f"NVML error {value.nvmlReturn}")
         return int(value.value.uiVal)
+
+    def counter(self, handle: Any, *fields: int) -> int:
+        """The sum of field values of 64 bits, such as nanoseconds at a limit. Raises `NvmlRefused` where one is not
+        counted."""
+        values = self.call("nvmlDeviceGetFieldValues", handle, list(fields))
+        for value in values:
+            if value.nvmlReturn:
+                raise _error(int(value.nvmlReturn), f"NVML error {value.nvmlReturn}")
+        return sum(int(value.value.ullVal) for value in values)
 
     def samples(self, handle: Any, newer_than_us: int) -> list[tuple[int, int]]:
         """Wall-clock microseconds and milliwatts from the driver's buffer; 0 for what is no power of 32 bits."""

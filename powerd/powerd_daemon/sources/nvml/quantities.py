@@ -32,9 +32,13 @@ from powerd_daemon.sources.nvml.api import (
     ARCH_HOPPER,
     CLOCK_MEMORY,
     CLOCK_SM,
+    FI_DEV_AT_POWER_CAP_NS,
     FI_DEV_MEMORY_TEMP,
     FI_DEV_POWER_AVERAGE,
+    FI_DEV_POWER_BRAKE_NS,
     FI_DEV_POWER_INSTANT,
+    FI_DEV_POWER_REQUESTED_LIMIT,
+    FI_DEV_THERMAL_NS,
     NOT_SUPPORTED,
     SCOPE_GPU,
     SCOPE_MEMORY,
@@ -327,6 +331,24 @@ CHANNELS = (
     Channel("sm_clock", "clock_hz", "clock of the multiprocessors", _SM, 1e6),
     Channel("memory_clock", "clock_hz", "clock of the memory", _MEMORY, 1e6),
     Channel("power_limit", "power_limit_w", "power limit that the driver enforces", _LIMIT, 1e-3),
+    Channel(
+        "power_limit_requested",
+        "power_limit_w",
+        "power limit that was requested",
+        lambda n, h: n.field(h, FI_DEV_POWER_REQUESTED_LIMIT),
+        1e-3,
+    ),
+    Channel(
+        "at_power_cap", "limited_s", "time at the power cap", lambda n, h: n.counter(h, FI_DEV_AT_POWER_CAP_NS), 1e-9
+    ),
+    Channel("thermal", "limited_s", "time slowed down by heat", lambda n, h: n.counter(h, *FI_DEV_THERMAL_NS), 1e-9),
+    Channel(
+        "power_brake",
+        "limited_s",
+        "time slowed down by the power brake",
+        lambda n, h: n.counter(h, FI_DEV_POWER_BRAKE_NS),
+        1e-9,
+    ),
     Channel("clock_events", "clock_events_bits", "why the clocks are not higher", _EVENTS),
 )
 
