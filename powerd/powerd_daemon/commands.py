@@ -36,6 +36,7 @@ _GROUPS = {
         "run": "measure and serve until Ctrl-C",
         "describe": "what a running powerd measures",
         "stats": "how a running powerd is doing",
+        "sim-gpu": "simulate GPUs that obey caps and clocks",
         "control": "hold power caps and clocks, and see who holds them",
         "pmlib": "let programs of pmlib's C library measure with a powerd",
     },
@@ -64,6 +65,7 @@ _OURS = {
     "check": "diagnostics",
     "calibrate": "calibrate",
     "keys": "keygen",
+    "sim-gpu": "sim_gpu",
 }
 """Where in this package a command is; the others are entry points."""
 

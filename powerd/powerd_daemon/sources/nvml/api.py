@@ -6,7 +6,9 @@ from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
+from powerd_core.calibration import GpuFile
 from powerd_core.errors import SensorError
+from powerd_core.model import Provenance
 
 FI_DEV_MEMORY_TEMP = 82
 FI_DEV_POWER_AVERAGE = 185
@@ -44,6 +46,16 @@ class Nvml:
 
     def __init__(self, module: Any = None) -> None:
         self._module = module
+
+    @property
+    def provenance(self) -> Provenance:
+        """Simulated where what stands for the library says so."""
+        return Provenance.SIMULATED if getattr(self._module, "SIMULATED", False) else Provenance.MEASURED
+
+    def known(self, uuid: str, driver: str) -> GpuFile | None:
+        """How a simulated GPU sees its power, which needs no identification; None for a real one."""
+        known: GpuFile | None = getattr(self._module, "known_gpu", lambda *_: None)(uuid, driver)
+        return known
 
     def start(self) -> None:
         """Load the library. Raises `SensorError` when there is none or it has no driver to talk to."""

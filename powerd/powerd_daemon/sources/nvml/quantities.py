@@ -21,7 +21,6 @@ from powerd_core.model import (
     CounterConversion,
     Flag,
     Line,
-    Provenance,
     QuantityConversion,
     ScaledConversion,
 )
@@ -157,7 +156,7 @@ class Quantity(ABC):
 
     def line(self, suffix: str, conversion: Conversion, accuracy: Accuracy, description: str) -> Line:
         gpu = self.gpu.name
-        return Line(f"{gpu}.{suffix}", gpu, conversion, Provenance.MEASURED, accuracy, description)
+        return Line(f"{gpu}.{suffix}", gpu, conversion, self.nvml.provenance, accuracy, description)
 
 
 class EnergyCounter(Quantity):

@@ -143,7 +143,7 @@ class NvmlSource(Source):
         }
         architecture = detail["architecture"]
         uuid, pci_bus_id, driver = (str(detail[key] or "") for key in ("uuid", "pci_bus_id", "driver_version"))
-        known = self._known.of(uuid, driver)
+        known = self._nvml.known(uuid, driver) or self._known.of(uuid, driver)
         gpu = Gpu(f"{o.prefix}{index}", handle, architecture if isinstance(architecture, int) else 0, detail, known)
         quantities: list[Quantity] = []
         lacking: dict[str, str] = {}

@@ -1,0 +1,151 @@
+"""`powerd sim-gpu`: GPUs that obey caps and clocks, on a machine that has none.
+
+For programs it looks like the NVIDIA driver: it prints what to put into the environment, or runs a command in it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import getpass
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+from powerd_core.errors import ConfigError
+from powerd_core.gpu_physics import CARDS
+from powerd_daemon.sources.sim.gpu import FAULTS, SimulatedGpu, SimulatedNode
+from powerd_daemon.sources.sim.gpu_socket import ENVIRONMENT, Server, check_faults, now_s
+
+SHIM = Path(__file__).parent / "sources" / "sim" / "as_pynvml"
+_CONTROL = "POWERD_CONTROL"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Simulates NVIDIA GPUs whose power and speed obey power caps and clocks. Programs that use pynvml, and the "
+        "source nvml, see them in the environment that it prints; a command behind -- runs in it."
+    )
+    parser.epilog = "powerd sim-gpu --control -- joules record --power-cap 150,max -- python examples/sim_training.py"
+    parser.add_argument("--card", choices=sorted(CARDS), default="rtx6000", help="which card (default rtx6000)")
+    parser.add_argument("--cards", type=int, default=1, metavar="N", help="how many of them, 1 to 8")
+    parser.add_argument("--seed", type=int, default=1, metavar="N", help="of the noise of readings")
+    parser.add_argument("--noise", type="number", default=0.0, metavar="X", help="relative noise of readings, as 0.005")
+    parser.add_argument("--socket", type=Path, metavar="PATH", help="where it answers (default: a folder of its own)")
+    parser.add_argument("--control", action="store_true", help="start a control helper for them, which allows you all")
+    known = ", ".join(FAULTS)
+    parser.add_argument("--fault", action="append", default=[], metavar="NAME", help=f"what goes wrong: {known}")
+    parser.add_argument("then", nargs="*", metavar="COMMAND", help="run it in that environment, and end with it")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    if not 1 <= arguments.cards <= 8:
+        raise ConfigError("--cards: a machine has 1 to 8")
+    faults = check_faults(arguments.fault)
+    card, begin_s = CARDS[arguments.card], now_s()
+    gpus = [SimulatedGpu(card, i, seed=arguments.seed, now_s=begin_s) for i in range(arguments.cards)]
+    for gpu in gpus:
+        gpu.faults, gpu.noise = set(faults), arguments.noise
+    with tempfile.TemporaryDirectory(prefix="powerd-sim-gpu-") as made:
+        folder = Path(made)
+        path = arguments.socket or folder / "gpu"
+        server = Server(SimulatedNode(gpus), _listen(path))
+        environment = {ENVIRONMENT: str(path), "PYTHONPATH": _path_with_shim()}
+        if arguments.control:
+            environment[_CONTROL] = str(folder / "control")
+        try:
+            return _serve(server, environment, folder, arguments)
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def _serve(server: Server, environment: dict[str, str], folder: Path, arguments: argparse.Namespace) -> int:
+    def stop(*_: object) -> None:
+        server.is_stopping = True
+
+    thread = threading.Thread(target=server.serve, name="sim-gpu")
+    thread.start()
+    helper: subprocess.Popen[bytes] | None = None
+    try:
+        if arguments.control:
+            helper = _start_helper(folder, environment)
+        if arguments.then:
+            return _run_command(arguments.then, environment)
+        shown = f"{arguments.cards} x {CARDS[arguments.card].name}"
+        print(f"# {shown}, simulated, until Ctrl-C. In another terminal:")
+        for name, value in environment.items():
+            print(f"export {name}={shlex.quote(value)}")
+        sys.stdout.flush()
+        signal.signal(signal.SIGTERM, stop)
+        try:
+            while not server.is_stopping and (helper is None or helper.poll() is None):
+                thread.join(0.2)
+        except KeyboardInterrupt:
+            print()
+        return 0
+    finally:
+        if helper is not None:
+            helper.terminate()
+            helper.wait()
+        server.is_stopping = True
+        thread.join()
+
+
+def _run_command(command: list[str], environment: dict[str, str]) -> int:
+    """Run it; its status, 128 + n for signal n. Ctrl-C is the command's."""
+    before = signal.signal(signal.SIGINT, lambda *_: None)
+    try:
+        status = subprocess.Popen(command, env={**os.environ, **environment}).wait()
+    except OSError as error:
+        raise ConfigError(f"cannot run {command[0]!r}: {error.strerror}") from error
+    finally:
+        signal.signal(signal.SIGINT, before)
+    return 128 - status if status < 0 else status
+
+
+def _start_helper(folder: Path, environment: dict[str, str]) -> subprocess.Popen[bytes]:
+    """The control helper, for the user who runs this. It is spoken to by message alone, and so it is a process."""
+    rule = f'[[allow]]\nuser = "{getpass.getuser()}"\ndevices = ["*"]\nsteal = true\n'
+    policy = folder / "control.toml"
+    policy.write_text(rule + 'knobs = ["power_cap", "sm_clock", "mem_clock"]\n')
+    policy.chmod(0o600)
+    command = [sys.executable, "-P", "-m", "powerd_control", "--socket", environment[_CONTROL], "--policy", str(policy)]
+    log = (folder / "control.log").open("wb")
+    with log:
+        helper = subprocess.Popen(
+            [*command, "--sysfs", str(folder / "no-sysfs")], env={**os.environ, **environment}, stderr=log
+        )
+    for _ in range(200):
+        if Path(environment[_CONTROL]).exists():
+            return helper
+        if helper.poll() is not None:
+            break
+        threading.Event().wait(0.05)
+    helper.kill()
+    raise ConfigError(f"the control helper does not start: {(folder / 'control.log').read_text()[-500:]}")
+
+
+def _path_with_shim() -> str:
+    parts = [str(SHIM), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    return os.pathsep.join(part for part in dict.fromkeys(parts) if part)
+
+
+def _listen(path: Path) -> socket.socket:
+    """A socket for this user alone. Raises `ConfigError`."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    before = os.umask(0o177)
+    try:
+        listener.bind(str(path))
+    except OSError as error:
+        listener.close()
+        raise ConfigError(f"--socket {path}: {error.strerror}") from error
+    finally:
+        os.umask(before)
+    listener.listen(64)
+    listener.setblocking(False)
+    return listener

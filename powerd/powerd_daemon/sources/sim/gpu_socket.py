@@ -1,0 +1,279 @@
+"""Simulated GPUs in a process of their own: `powerd sim-gpu` at one end of a Unix socket, `SimGpu` at the other.
+
+A request is one JSON object a line, and so is its answer.
+
+    {"call": NAME, "arguments": [...]}     a function of NVML: {"value": ...} or {"nvml_error": CODE}
+    {"work": {...}, "gpu": 0}              the members of `gpu.Work`; answered when the card has done it
+    {"faults": [...], "gpu": 0}            what goes wrong from now on, of `gpu.FAULTS`
+    {"reload": true, "gpu": 0}             the driver is loaded anew
+    {"truth": true, "gpu": 0}              exact joules and seconds, and the settings that were asked for
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import socket
+import threading
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+from powerd_core.errors import ConfigError, PeerError
+from powerd_core.text import printable
+from powerd_daemon.sources.sim.gpu import FAULTS, SLOW_S, Refusal, SimulatedGpu, SimulatedNode, Work
+from powerd_daemon.sources.sim.nvml_face import NvmlFace
+
+ENVIRONMENT = "POWERD_SIM_GPU"
+MAX_LINE = 1 << 16
+PARTS = ("wait_s", "core_s", "memory_s", "busy_w", "exchange_s")
+"""The members of a piece of work."""
+_IDLE_S = 0.5
+_SETTERS = ("nvmlDeviceSet", "nvmlDeviceReset")
+
+
+def now_s() -> float:
+    return time.clock_gettime(time.CLOCK_MONOTONIC_RAW)
+
+
+@dataclass(eq=False)
+class _Client:
+    socket: socket.socket
+    received: bytearray = field(default_factory=bytearray)
+    work: Work | None = None
+    due_s: float | None = None
+    """When a setting that takes its time is done, and what is answered then."""
+    answer: dict[str, Any] = field(default_factory=dict)
+
+
+class Server:
+    """Serves a node on a listening socket, in real time, until `is_stopping`."""
+
+    def __init__(self, node: SimulatedNode, listener: socket.socket) -> None:
+        self._node, self._listener = node, listener
+        self._face = NvmlFace(node, now_s)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(listener, selectors.EVENT_READ, self._accept)
+        self._clients: list[_Client] = []
+        self.is_stopping = False
+
+    def serve(self) -> None:
+        while not self.is_stopping:
+            for key, _ in self._selector.select(self._patience_s()):
+                key.data()
+            self._node.advance(now_s())
+            for client in list(self._clients):
+                self._finish(client)
+
+    def _patience_s(self) -> float:
+        waits = [_IDLE_S, *(client.due_s - now_s() for client in self._clients if client.due_s is not None)]
+        waits += [max(0.0005, gpu.until_done_s()) for gpu in self._node.gpus if not gpu.is_idle]
+        return max(0.0, min(waits))
+
+    def _finish(self, client: _Client) -> None:
+        """Send what has been waited for."""
+        if client.work is not None and client.work.done_s is not None:
+            done_s, client.work = client.work.done_s, None
+            self._send(client, {"done_s": done_s})
+        elif client.due_s is not None and now_s() >= client.due_s:
+            client.due_s = None
+            self._send(client, client.answer)
+
+    def _accept(self) -> None:
+        accepted, _ = self._listener.accept()
+        accepted.setblocking(False)
+        client = _Client(accepted)
+        self._clients.append(client)
+        self._selector.register(accepted, selectors.EVENT_READ, lambda: self._receive(client))
+
+    def _receive(self, client: _Client) -> None:
+        try:
+            part = client.socket.recv(MAX_LINE)
+        except BlockingIOError:
+            return
+        except OSError:
+            part = b""
+        client.received += part
+        while b"\n" in client.received:
+            line, _, rest = bytes(client.received).partition(b"\n")
+            client.received = bytearray(rest)
+            self._take(client, line)
+        if not part or len(client.received) > MAX_LINE:
+            self._drop(client)
+
+    def _drop(self, client: _Client) -> None:
+        if client in self._clients:
+            self._clients.remove(client)
+            self._selector.unregister(client.socket)
+            client.socket.close()
+
+    def _send(self, client: _Client, answer: dict[str, Any]) -> None:
+        try:
+            client.socket.sendall(json.dumps(answer).encode() + b"\n")
+        except OSError:
+            self._drop(client)
+
+    def _take(self, client: _Client, line: bytes) -> None:
+        try:
+            request = json.loads(line)
+            self._node.advance(now_s())
+            answer = self._answer(client, request)
+        except Refusal as refusal:
+            answer = {"nvml_error": refusal.code}
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
+            answer = {"error": printable(f"no such request: {error}", limit=200)}
+        if answer is not None:
+            self._send(client, answer)
+
+    def _answer(self, client: _Client, request: dict[str, Any]) -> dict[str, Any] | None:
+        if "call" in request:
+            return self._call(client, str(request["call"]), list(request["arguments"]))
+        gpu = self._node.gpus[int(request.get("gpu", 0))]
+        if "work" in request:
+            of = {name: float(request["work"][name]) for name in PARTS}
+            work = Work(of["wait_s"], of["core_s"], of["memory_s"], of["busy_w"], of["exchange_s"])
+            client.work = work
+            gpu.submit(work)
+            return None
+        if "faults" in request:
+            gpu.faults = check_faults(request["faults"])
+        elif "reload" in request:
+            gpu.reload()
+        elif "truth" not in request:
+            raise ValueError("call, work, faults, reload or truth")
+        return {"truth": truth_of(gpu)}
+
+    def _call(self, client: _Client, name: str, arguments: list[Any]) -> dict[str, Any] | None:
+        answer = {"value": self._face.call(name, arguments)}
+        is_slow = name.startswith(_SETTERS) and "slow" in self._node.gpus[int(arguments[0])].faults
+        if not is_slow:
+            return answer
+        client.due_s, client.answer = now_s() + SLOW_S, answer
+        return None
+
+
+def truth_of(gpu: SimulatedGpu) -> dict[str, Any]:
+    """Exact joules and seconds of a card, and every setting that was asked for."""
+    return {**asdict(gpu.truth), "now_s": gpu.now_s, "setters": gpu.setters, "faults": sorted(gpu.faults)}
+
+
+def check_faults(names: Any) -> set[str]:
+    """Raises `ConfigError`, which lists what there is."""
+    faults = {str(name) for name in names}
+    if unknown := faults - set(FAULTS):
+        raise ConfigError(f"there is no fault {min(unknown)!r}: there are {', '.join(FAULTS)}")
+    return faults
+
+
+class SimGpu:
+    """A client of a `powerd sim-gpu`. Each thread has a connection of its own."""
+
+    _of_environment: ClassVar[SimGpu | None] = None
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        """Raises `PeerError` at the first question where nobody answers."""
+        self._path = Path(path)
+        self._here = threading.local()
+        self._pid = os.getpid()
+
+    @classmethod
+    def here(cls) -> SimGpu:
+        """The one that $POWERD_SIM_GPU names. Raises `PeerError`."""
+        path = os.environ.get(ENVIRONMENT)
+        if not path:
+            raise PeerError(f"${ENVIRONMENT} names no simulated GPU: start `powerd sim-gpu` and set what it prints")
+        if cls._of_environment is None or cls._of_environment._path != Path(path):
+            cls._of_environment = cls(path)
+        return cls._of_environment
+
+    @classmethod
+    def of_environment(cls, name: str, arguments: list[Any]) -> Any:
+        """A function of NVML, of the one that $POWERD_SIM_GPU names."""
+        return cls.here().call(name, arguments)
+
+    def call(self, name: str, arguments: list[Any]) -> Any:
+        """A function of NVML. Raises `Refusal` with the driver's return value; for a process that is gone, that the
+        driver is not loaded."""
+        try:
+            answer = self._ask({"call": name, "arguments": arguments})
+        except PeerError:
+            raise Refusal(9) from None
+        if "nvml_error" in answer:
+            raise Refusal(int(answer["nvml_error"]))
+        return answer["value"]
+
+    def work(
+        self,
+        flops: float = 0.0,
+        bytes_: float = 0.0,
+        wait_s: float = 0.0,
+        *,
+        gpu: int = 0,
+        busy_w: float | None = None,
+        exchange_s: float = 0.0,
+    ) -> float:
+        """Let a card work, and wait until it has: ``flops`` operations and ``bytes_`` of memory traffic behind
+        ``wait_s`` of waiting. It takes as long as the card needs at its clocks. The seconds it took.
+
+        ``busy_w`` is what its kernels add to the card's floor at full clock.
+        """
+        card = self._card(gpu)
+        return self.run(
+            wait_s, flops / card.flops, bytes_ / card.bytes_per_s, busy_w or card.work_w, exchange_s=exchange_s, gpu=gpu
+        )
+
+    def run(
+        self, wait_s: float, core_s: float, memory_s: float, busy_w: float, *, exchange_s: float = 0.0, gpu: int = 0
+    ) -> float:
+        """The same in seconds at full clocks."""
+        begin_s = now_s()
+        work = dict(zip(PARTS, (wait_s, core_s, memory_s, busy_w, exchange_s), strict=True))
+        return float(self._ask({"work": work, "gpu": gpu})["done_s"]) - begin_s
+
+    def _card(self, gpu: int) -> Any:
+        from powerd_core.gpu_physics import CARDS
+
+        name = self.call("nvmlDeviceGetName", [gpu])
+        return next(card for card in CARDS.values() if card.name == name)
+
+    def truth(self, gpu: int = 0) -> dict[str, Any]:
+        """What the card truly did: `gpu.Truth`, and the settings that were asked for."""
+        truth: dict[str, Any] = self._ask({"truth": True, "gpu": gpu})["truth"]
+        return truth
+
+    def set_faults(self, *names: str, gpu: int = 0) -> None:
+        """What goes wrong from now on; nothing without a name."""
+        self._ask({"faults": list(check_faults(names)), "gpu": gpu})
+
+    def reload(self, gpu: int = 0) -> None:
+        self._ask({"reload": True, "gpu": gpu})
+
+    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        if self._pid != os.getpid():  # forked: the connection is the parent's
+            self._here, self._pid = threading.local(), os.getpid()
+        try:
+            if not hasattr(self._here, "socket"):
+                connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+                connection.connect(str(self._path))
+                self._here.socket = connection
+            self._here.socket.sendall(json.dumps(request).encode() + b"\n")
+            answer = self._line()
+        except OSError as error:
+            if hasattr(self._here, "socket"):
+                del self._here.socket
+            raise PeerError(f"no simulated GPU answers at {self._path}: {error}") from error
+        if "error" in answer:
+            raise PeerError(f"the simulated GPU says: {answer['error']}")
+        return answer
+
+    def _line(self) -> dict[str, Any]:
+        received = b""
+        while not received.endswith(b"\n"):
+            part = self._here.socket.recv(MAX_LINE)
+            if not part:
+                raise ConnectionResetError("it has ended")
+            received += part
+        answer: dict[str, Any] = json.loads(received)
+        return answer
