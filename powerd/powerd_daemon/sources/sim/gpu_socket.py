@@ -167,6 +167,17 @@ def check_faults(names: Any) -> set[str]:
     return faults
 
 
+class _Connection(socket.socket):
+    """One that is closed with the thread it belongs to."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.connect(str(path))
+
+    def __del__(self) -> None:
+        self.close()
+
+
 class SimGpu:
     """A client of a `powerd sim-gpu`. Each thread has a connection of its own."""
 
@@ -255,9 +266,7 @@ class SimGpu:
             self._here, self._pid = threading.local(), os.getpid()
         try:
             if not hasattr(self._here, "socket"):
-                connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-                connection.connect(str(self._path))
-                self._here.socket = connection
+                self._here.socket = _Connection(self._path)
             self._here.socket.sendall(json.dumps(request).encode() + b"\n")
             answer = self._line()
         except OSError as error:

@@ -9,9 +9,8 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from importlib.machinery import PathFinder
-from importlib.util import module_from_spec
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -32,6 +31,7 @@ _VOLTA, _AMPERE = 5, 7
 _GRAPHICS, _SM, _MEMORY, _VIDEO = 0, 1, 2, 3
 _THRESHOLDS_C = {0: 95, 1: 89, 2: 95, 3: 87}
 """nvmlTemperatureThresholds_t: shutdown, slowdown, memory, GPU."""
+_REAL = "powerd_installed_pynvml"
 _TAKEN = "2026-01-01T00:00:00Z"
 """A date, where one is shown."""
 Call = Callable[[str, list[Any]], Any]
@@ -332,19 +332,32 @@ def make_module(call: Call, into: dict[str, Any] | None = None) -> ModuleType:
 def known_gpu(uuid: str, driver: str) -> GpuFile:
     """How a simulated GPU's driver sees its power: a low-pass of `LOW_PASS_S`, and no error of gain."""
     tau_ms = 1e3 * LOW_PASS_S
-    seen = ("nvml_samples", "nvml")
-    response = GpuResponse(uuid, driver, "nvml", "low-pass", tau_ms, 0.01, 0.0, 0.0, tau_ms, 1.0, 0.0, 1.0, 0.0, _TAKEN)
-    gain = GpuGain(uuid, "nvml_energy", 1.0, 1e-4, "its own truth (simulated)", _TAKEN)
-    return GpuFile(tuple(replace(response, field=of) for of in seen), (gain, *(replace(gain, field=of) for of in seen)))
+    times = (tau_ms, 0.01, 0.0, 0.0, tau_ms, 1.0, 0.0, 1.0, 0.0)
+    reference = "its own truth (simulated)"
+    return GpuFile(
+        (
+            GpuResponse(uuid, driver, "nvml_samples", "low-pass", *times, _TAKEN),
+            GpuResponse(uuid, driver, "nvml", "low-pass", *times, _TAKEN),
+        ),
+        (
+            GpuGain(uuid, "nvml_samples", 1.0, 1e-4, reference, _TAKEN),
+            GpuGain(uuid, "nvml", 1.0, 1e-4, reference, _TAKEN),
+            GpuGain(uuid, "nvml_energy", 1.0, 1e-4, reference, _TAKEN),
+        ),
+    )
 
 
 def _installed() -> ModuleType:
     """The installed pynvml, though something of ours may stand before it under that name."""
     ours = str(Path(__file__).with_name("as_pynvml"))
-    spec = PathFinder.find_spec("pynvml", [path for path in sys.path if str(Path(path)) != ours])
+    if _REAL in sys.modules:
+        return sys.modules[_REAL]
+    found = PathFinder.find_spec("pynvml", [path for path in sys.path if str(Path(path)) != ours])
+    spec = spec_from_file_location(_REAL, found.origin) if found is not None and found.origin else None
     if spec is None or spec.loader is None:
         raise SensorError("a simulated GPU needs the package nvidia-ml-py: pip install nvidia-ml-py")
-    module = module_from_spec(spec)
+    # Under a name of its own: while it loads it looks itself up by its name.
+    module = sys.modules[_REAL] = module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 

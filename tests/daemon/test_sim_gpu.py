@@ -1,0 +1,311 @@
+"""The simulated GPU: its time and joules are the physics', its driver's face is NVML's, and its faults are evident."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from powerd_core.gpu_physics import CARDS, NETWORKS, RTX_6000, operate, timed
+from powerd_core.model import Provenance
+from powerd_daemon.sim_gpu import SHIM
+from powerd_daemon.sources.base import Start
+from powerd_daemon.sources.nvml.source import NvmlOptions, NvmlSource
+from powerd_daemon.sources.sim.bus import VirtualClock
+from powerd_daemon.sources.sim.gpu import FAULTS, Refusal, SimulatedGpu, SimulatedNode, Work
+from powerd_daemon.sources.sim.gpu_socket import Server, SimGpu
+from powerd_daemon.sources.sim.nvml_face import FUNCTIONS, NvmlFace, make_module
+
+VGG = timed(NETWORKS["vgg19"], 0.2)
+
+
+def iteration(network=VGG):
+    kernels_s = (1 - network.waiting) * network.time_s
+    memory_s = kernels_s * network.memory
+    return Work(network.waiting * network.time_s, kernels_s - memory_s, memory_s, network.busy_w)
+
+
+def train(gpu, iterations=25, network=VGG):
+    """Seconds and true joules of an iteration."""
+    before, begin_s = gpu.truth.energy_j, gpu.now_s
+    for _ in range(iterations):
+        gpu.submit(iteration(network))
+    while not gpu.is_idle:
+        gpu.advance(gpu.now_s + 0.01)
+    seconds = gpu.last_done_s - begin_s
+    idle_j = (gpu.now_s - gpu.last_done_s) * gpu.card.idle_w
+    return seconds / iterations, (gpu.truth.energy_j - before - idle_j) / iterations
+
+
+def steady(card=RTX_6000, **settings):
+    """A card whose temperature changes nothing, with its settings in force."""
+    from dataclasses import replace
+
+    gpu = SimulatedGpu(replace(card, leakage_per_k=0.0))
+    for name, value in settings.items():
+        gpu.change(name, value)
+    gpu.advance(1.0)
+    return gpu
+
+
+class TestTime:
+    @pytest.mark.parametrize("cap_w", [100.0, 130.0, 165.0, 210.0, 260.0])
+    def test_it_is_the_physics(self, cap_w):
+        gpu = steady(limit_w=cap_w)
+        time_s, energy_j = train(gpu)
+        at = operate(gpu.card, VGG, cap_w)
+        assert time_s == pytest.approx(at.time_s, rel=1e-6)
+        assert energy_j == pytest.approx(at.energy_j, rel=1e-6)
+        assert gpu.truth.at_cap_s == pytest.approx(25 * at.at_cap * at.time_s, rel=1e-6)
+
+    @settings(max_examples=30, deadline=None)
+    @given(st.lists(st.floats(0.001, 0.7), min_size=1, max_size=20))
+    def test_it_does_not_depend_on_how_time_is_cut(self, pieces):
+        whole, cut = SimulatedGpu(RTX_6000), SimulatedGpu(RTX_6000)
+        for gpu in (whole, cut):
+            gpu.change("limit_w", 150.0)
+            for _ in range(10):
+                gpu.submit(iteration())
+        for piece_s in pieces:
+            cut.advance(cut.now_s + piece_s)
+        whole.advance(cut.now_s)
+        assert cut.truth.energy_j == pytest.approx(whole.truth.energy_j, rel=2e-3)
+        assert len(cut.samples) == len(whole.samples)
+
+    def test_a_locked_clock(self):
+        gpu = steady(core_mhz=(1050, 1050))
+        time_s, _ = train(gpu)
+        assert time_s == pytest.approx(operate(gpu.card, VGG, 260.0, f_most=0.5).time_s, rel=1e-6)
+
+    def test_it_warms_and_leaks(self):
+        gpu = SimulatedGpu(RTX_6000)
+        gpu.advance(1.0)
+        first = train(gpu, 25)[1]
+        train(gpu, 600)
+        assert gpu.temperature_c > 65
+        assert train(gpu, 25)[1] > 1.01 * first
+
+    def test_a_sweep_of_990_runs_in_virtual_time(self):
+        """As Krzywaniak et al. did: 33 caps, 6 networks, 5 runs each, an iteration a run here."""
+        joules = {}
+        for name, network in NETWORKS.items():
+            for cap_w in range(100, 261, 5):
+                gpu = steady(limit_w=float(cap_w))
+                joules[name, cap_w] = [train(gpu, 1, timed(network, 0.05))[1] for _ in range(5)]
+        assert sum(map(len, joules.values())) == 990
+        assert min(range(100, 261, 5), key=lambda cap: sum(joules["vgg19", cap])) in range(120, 146)
+
+
+class TestFaults:
+    """Each shows that it happened, and that without it nothing of the kind does."""
+
+    @pytest.fixture
+    def gpu(self):
+        return steady()
+
+    def test_there_is_a_test_of_each(self):
+        tested = {name.removeprefix("test_").replace("_", "-") for name in dir(type(self)) if name.startswith("test_")}
+        assert set(FAULTS) <= tested
+
+    def after(self, gpu, *faults, limit_w=180.0, wait_s=2.0):
+        gpu.faults = set(faults)
+        gpu.change("limit_w", limit_w)
+        gpu.advance(gpu.now_s + wait_s)
+        return gpu
+
+    def test_ignore(self, gpu):
+        assert self.after(gpu).set_to.limit_w == 180.0
+        assert self.after(gpu, "ignore", limit_w=150.0).set_to.limit_w == 180.0
+        assert gpu.setters[-1] == ("limit_w", 150.0)
+
+    def test_clamp(self, gpu):
+        assert self.after(gpu, "clamp").set_to.limit_w == (260.0 + 180.0) / 2
+
+    def test_override(self, gpu):
+        self.after(gpu, "override")
+        assert (gpu.set_to.limit_w, gpu.enforced_w) == (180.0, 144.0)
+        assert train(gpu)[0] == pytest.approx(operate(gpu.card, VGG, 144.0).time_s, rel=1e-6)
+
+    def test_other_client(self, gpu):
+        assert self.after(gpu, "other-client", wait_s=0.5).set_to.limit_w == 180.0
+        gpu.advance(gpu.now_s + 1.0)
+        assert gpu.set_to.limit_w == 187.0
+
+    def test_driver_reload(self, gpu):
+        train(gpu)
+        counted = gpu.energy_mj
+        self.after(gpu, "driver-reload")
+        assert gpu.set_to.limit_w == 260.0
+        assert gpu.energy_mj < counted
+
+    def test_no_permission(self, gpu):
+        with pytest.raises(Refusal) as told:
+            self.after(gpu, "no-permission")
+        assert told.value.code == 4
+
+    def test_not_supported(self, gpu):
+        with pytest.raises(Refusal) as told:
+            self.after(gpu, "not-supported")
+        assert told.value.code == 3
+
+    def test_lost(self, gpu):
+        self.after(gpu, "lost")
+        face = NvmlFace(SimulatedNode([gpu]), lambda: gpu.now_s)
+        with pytest.raises(Refusal) as told:
+            face.call("nvmlDeviceGetPowerUsage", [0])
+        assert told.value.code == 15
+
+    @pytest.mark.parametrize(("fault", "counter"), [("thermal", "thermal_s"), ("brake", "brake_s")])
+    def test_slowed(self, gpu, fault, counter):
+        free_s, _ = train(gpu)
+        assert getattr(gpu.truth, counter) == 0
+        gpu.faults = {fault}
+        slowed_s, _ = train(gpu)
+        assert slowed_s > 1.1 * free_s
+        assert getattr(gpu.truth, counter) > 0.5 * 25 * slowed_s
+
+    test_thermal = test_brake = test_slowed
+
+    def test_clock_ignored(self, gpu):
+        gpu.faults = {"clock-ignored"}
+        gpu.change("core_mhz", (1050, 1050))
+        gpu.advance(gpu.now_s + 1)
+        assert train(gpu)[0] == pytest.approx(operate(gpu.card, VGG, 260.0).time_s, rel=1e-6)
+
+    def test_slow(self, socket_of):
+        gpu, _ = socket_of
+        gpu.set_faults("slow")
+        begin_s = time.monotonic()
+        other = threading.Thread(target=lambda: gpu.call("nvmlDeviceGetPowerUsage", [0]))
+        gpu_call = threading.Thread(target=lambda: gpu.call("nvmlDeviceSetPowerManagementLimit", [0, 150_000]))
+        gpu_call.start()
+        other.start()
+        other.join()
+        assert gpu_call.is_alive(), "others are answered meanwhile"
+        gpu_call.join()
+        assert time.monotonic() - begin_s >= 3.0
+
+
+@pytest.fixture
+def socket_of(tmp_path):
+    """A server in a thread, and a client of it."""
+    import socket
+
+    from powerd_daemon.sources.sim.gpu_socket import now_s
+
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(tmp_path / "gpu"))
+    listener.listen()
+    listener.setblocking(False)
+    node = SimulatedNode([SimulatedGpu(RTX_6000, i, now_s=now_s()) for i in range(2)])
+    server = Server(node, listener)
+    thread = threading.Thread(target=server.serve)
+    thread.start()
+    yield SimGpu(tmp_path / "gpu"), node
+    server.is_stopping = True
+    thread.join()
+    listener.close()
+    for client in server._clients:
+        client.socket.close()
+
+
+class TestFace:
+    @pytest.fixture
+    def module(self):
+        gpu = steady()
+        self.gpu = gpu
+        return make_module(NvmlFace(SimulatedNode([gpu]), lambda: gpu.now_s, lambda: 1e9 + gpu.now_s).call)
+
+    def test_names_values_and_errors_are_pynvmls(self, module):
+        module.nvmlInit()
+        handle = module.nvmlDeviceGetHandleByIndex(0)
+        assert module.nvmlDeviceGetName(handle) == "Quadro RTX 6000"
+        assert module.nvmlDeviceGetPowerManagementLimitConstraints(handle) == [100_000, 260_000]
+        module.nvmlDeviceSetPowerManagementLimit(handle, 200_000)
+        assert module.nvmlDeviceGetPowerManagementLimit(handle) == 200_000
+        field = module.nvmlDeviceGetFieldValues(handle, [module.NVML_FI_DEV_POWER_INSTANT])[0]
+        assert (field.nvmlReturn, field.value.uiVal) == (0, 15_000)
+        with pytest.raises(module.NVMLError_InvalidArgument):
+            module.nvmlDeviceSetPowerManagementLimit(handle, 5)
+        with pytest.raises(module.NVMLError_NotSupported):
+            module.nvmlDeviceSetMemoryLockedClocks(handle, 7001, 7001)
+        with pytest.raises(module.NVMLError_NotSupported):
+            module.nvmlDeviceGetFanSpeed(handle)
+
+    def test_every_function_is_one_of_pynvmls(self):
+        import pynvml
+
+        ours = {name for name in FUNCTIONS if not hasattr(pynvml, name)}
+        assert not ours, "renamed, or never there"
+
+    @pytest.mark.parametrize("name", sorted(CARDS))
+    def test_clocks_that_are_listed_can_be_set(self, name):
+        gpu = SimulatedGpu(CARDS[name])
+        module = make_module(NvmlFace(SimulatedNode([gpu]), lambda: gpu.now_s).call)
+        memory = module.nvmlDeviceGetSupportedMemoryClocks(0)
+        for clock in module.nvmlDeviceGetSupportedGraphicsClocks(0, max(memory)):
+            if gpu.card.architecture >= 5:
+                module.nvmlDeviceSetGpuLockedClocks(0, clock, clock)
+            else:
+                module.nvmlDeviceSetApplicationsClocks(0, max(memory), clock)
+
+    def test_the_source_nvml_reads_it(self):
+        gpu = steady()
+        clock = VirtualClock()
+        offset_s = gpu.now_s - clock.now_ns() / 1e9
+        face = NvmlFace(SimulatedNode([gpu]), lambda: clock.now_ns() / 1e9 + offset_s, lambda: clock.wall_ns() / 1e9)
+        source = NvmlSource(NvmlOptions(), Start("nvml", 1, 0, clock), make_module(face.call))
+        streams, devices = source.open()
+        lines = {line.name: line for stream in streams for line in stream.lines}
+        assert devices[0].feeds == ("gpu0.nvml_samples",)
+        assert {line.provenance for line in lines.values()} == {Provenance.SIMULATED}
+        assert "identified" in lines["gpu0.nvml_samples"].accuracy.origin
+        assert {"gpu0.at_power_cap", "gpu0.power_limit_requested"} <= set(lines)
+        source.close()
+
+
+class TestProcess:
+    def test_work_takes_as_long_as_the_card_needs(self, socket_of):
+        gpu, _ = socket_of
+        assert gpu.run(0.05, 0.1, 0.05, 187.0) == pytest.approx(0.2, abs=0.002)
+        flops = 0.2 * RTX_6000.flops
+        assert gpu.work(flops, gpu=1) == pytest.approx(0.2, abs=0.002)
+        assert gpu.truth()["busy_s"] == pytest.approx(0.15, abs=1e-6)
+
+    def test_nonsense_is_refused_in_one_line(self, socket_of):
+        gpu, _ = socket_of
+        for request in ({"work": 5}, {"call": "nvmlInit"}, {}, {"faults": ["fire"]}, {"truth": 1, "gpu": 9}):
+            with pytest.raises(OSError, match="the simulated GPU says"):
+                gpu._ask(request)
+        assert gpu.call("nvmlDeviceGetCount", []) == 2
+
+    def test_a_command_sees_it_as_pynvml_and_ends_with_it(self, tmp_path):
+        command = [sys.executable, "-m", "powerd_daemon", "sim-gpu", "--cards", "3", "--card", "v100", "--"]
+        program = (
+            "import pynvml; pynvml.nvmlInit(); print(pynvml.nvmlDeviceGetCount(), pynvml.SIMULATED, pynvml.__file__)"
+        )
+        done = subprocess.run(
+            [*command, sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
+        )
+        assert done.stdout.split() == ["3", "True", str(SHIM / "pynvml.py")]
+
+    def test_without_one_it_says_what_to_start(self, monkeypatch):
+        monkeypatch.delenv("POWERD_SIM_GPU", raising=False)
+        with pytest.raises(OSError, match="start `powerd sim-gpu`"):
+            SimGpu.here()
+
+    def test_the_socket_is_its_users_alone(self, tmp_path):
+        path = tmp_path / "gpu"
+        command = [sys.executable, "-m", "powerd_daemon", "sim-gpu", "--socket", str(path), "--"]
+        mode = "import os, sys; print(oct(os.stat(sys.argv[1]).st_mode & 0o777))"
+        done = subprocess.run(
+            [*command, sys.executable, "-c", mode, str(path)], capture_output=True, text=True, check=True, timeout=60
+        )
+        assert done.stdout.strip() == "0o600"
+        assert not path.exists()
+        assert Path(os.devnull).exists()
