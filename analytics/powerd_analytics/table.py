@@ -78,7 +78,7 @@ from powerd_analytics.signals import load_bounded
 from powerd_analytics.text import digits, joined, seconds
 from powerd_client.phase import BASELINE
 from powerd_core.errors import AnalysisError
-from powerd_core.text import printable
+from powerd_core.text import printable, times
 
 RESOLVABLE_SHARE = 0.9
 """A kind has a number when at least this share of its phases is resolvable: a mean over the long ones is no mean."""
@@ -378,9 +378,11 @@ def stretches_of(run: Run, labels: Sequence[int]) -> tuple[NDArray[np.int64], ND
     whole = clean & ~_inside_changing(run, family)
     edges = ((begin, begin), (end, end))
     first, last = _reach(run, [(p.begin_ns[whole], p.end_ns[whole]), *edges])
-    # Where no iteration is whole, phases of one that is not count as any.
+    # Where no iteration is whole, phases of one that is not count as any: edges alone may be those of a pause.
+    first_whole, last_whole = _reach(run, [(p.begin_ns[whole], p.end_ns[whole])])
     first_of_all, last_of_all = _reach(run, [(p.begin_ns[clean], p.end_ns[clean]), *edges])
-    first, last = np.where(first < last, first, first_of_all), np.where(first < last, last, last_of_all)
+    has_whole = first_whole < last_whole
+    first, last = np.where(has_whole, first, first_of_all), np.where(has_whole, last, last_of_all)
     setting = p.classes[labels[0]].setting
     some = first < last
     if _is_changing(run, labels[0]):
@@ -852,7 +854,7 @@ def _run_row(seen: _Seen, *, is_unused: bool) -> RunRow:
     if energy_j is not None and not clip and np.isnan(u95_j):
         notes.append(UNSURE)
     notes += ["used by no rank"] if is_unused else []
-    notes += _gap_notes(run, part)
+    notes += _loss_notes(run, part)
     wrong = list(run.wrong)
     if unordered := sum(s.unordered for s in part.signals):
         wrong.append(f"the times of {unordered} readings go back")
@@ -881,14 +883,14 @@ def _run_row(seen: _Seen, *, is_unused: bool) -> RunRow:
     )
 
 
-def _gap_notes(run: Run, part: Part) -> list[str]:
-    """Why readings of a part are missing: one text for each cause, with how often and for how long."""
+def _loss_notes(run: Run, part: Part) -> list[str]:
+    """Why readings of a part were declared lost: one text for each cause, with how often and over how long."""
     names = {s.line.name for s in part.signals}
     lengths_s: dict[str, list[float]] = {}
     for gap in run.gaps:
         if names.intersection(gap.lines):
             lengths_s.setdefault(gap.cause, []).append((gap.end_ns - gap.begin_ns) * 1e-9)
-    return [f"missing {seconds(sum(s))} in {len(s)} gaps: {cause}" for cause, s in lengths_s.items()]
+    return [f"scans lost {times(len(s))} over {seconds(sum(s))}: {cause}" for cause, s in lengths_s.items()]
 
 
 def _silent(run: Run, part: Part) -> list[str]:
