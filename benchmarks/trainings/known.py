@@ -212,20 +212,12 @@ def write(path: Path, scenario: Scenario, power: Power, phases, end: float, rng:
     with h5py.File(path, "w") as f:
         f.attrs.update(
             {
-                "format": "powerd-run",
-                "format_version": 1,
-                "run_id": f"{path.stem}-{scenario.seed}",
-                "created_utc": "2026-01-01T12:00:00Z",
-                "powerd_version": "0.1.0",
-                "host_clock": "CLOCK_MONOTONIC_RAW",
-                "t_start_ns": 0,
-                "t_stop_ns": round(end * 1e9),
-                "complete": 1,
-                "rebuilt": 0,
-                "command": "[]",
+                "format": "powerd-run", "format_version": 1, "run_id": f"{path.stem}-{scenario.seed}",
+                "created_utc": "2026-01-01T12:00:00Z", "powerd_version": "0.1.0", "host_clock": "CLOCK_MONOTONIC_RAW",
+                "t_start_ns": 0, "t_stop_ns": round(end * 1e9), "complete": 1, "rebuilt": 0, "command": "[]",
                 "environment": json.dumps({"host": "truth"}),
             }
-        )
+        )  # fmt: skip
         names = [f"gpu0.{'abcdefgh'[i]}" for i in range(s.lines)]
         if s.stagger:
             write_rails(f, names, s, power, end, scenario.missing, rng, of_board)
@@ -260,15 +252,9 @@ def write(path: Path, scenario: Scenario, power: Power, phases, end: float, rng:
 
 
 def write_rails(
-    file: h5py.File,
-    names: list[str],
-    s: Sensor,
-    power: Power,
-    end: float,
-    missing: float,
-    rng: np.random.Generator,
-    of_board: np.random.Generator,
-) -> None:
+    file: h5py.File, names: list[str], s: Sensor, power: Power, end: float, missing: float,
+    rng: np.random.Generator, of_board: np.random.Generator,
+) -> None:  # fmt: skip
     """One rail that hardly changes, one that gives no more than 60 W, and the rest in unlike parts; all together the
     power."""
     one, parts = replace(s, lines=1, u_offset=s.u_offset / len(names)), of_board.dirichlet(np.full(len(names) - 2, 4.0))
@@ -289,16 +275,9 @@ def write_rails(
 
 
 def write_lines(
-    file: h5py.File,
-    names: list[str],
-    s: Sensor,
-    power: Power,
-    end: float,
-    missing: float,
-    rng: np.random.Generator,
-    of_board: np.random.Generator,
-    offset_s: float | None = None,
-) -> None:
+    file: h5py.File, names: list[str], s: Sensor, power: Power, end: float, missing: float,
+    rng: np.random.Generator, of_board: np.random.Generator, offset_s: float | None = None,
+) -> None:  # fmt: skip
     place, tau = of_board.uniform(-1, 1) * s.centre, s.low_pass * (1 + 0.05 * of_board.uniform(-1, 1))
     begin = rng.uniform(0, s.period) + 0.02
     for name in names:
@@ -333,28 +312,18 @@ def write_lines(
             else {"kind": "scaled", "column": "c", "w_per_code": 1e-3}
         )
         accuracy = {
-            "u_gain": s.u_gain,
-            "u_offset_w": s.u_offset / s.lines,
-            "step_w": 1e-3,
-            "window_ns": round(s.window * 1e9),
-            "centre_ns": round(s.centre * 1e9),
+            "u_gain": s.u_gain, "u_offset_w": s.u_offset / s.lines, "step_w": 1e-3,
+            "window_ns": round(s.window * 1e9), "centre_ns": round(s.centre * 1e9),
             "filter_ns": round(s.low_pass * 1e9),
-        }
+        }  # fmt: skip
         accuracy = {k: v for k, v in accuracy.items() if v or k != "filter_ns"}
         g.attrs.update(
             {
-                "device": "gpu0",
-                "source": "truth",
-                "board": "b",
-                "provenance": "simulated",
-                "quantity": "energy_j" if s.counter else "power_w",
-                "description": "",
-                "period_ns": round(s.period * 1e9),
-                "conversion": json.dumps(conversion),
-                "accuracy": json.dumps(accuracy),
-                "detail": "{}",
-                "clock": "b",
+                "device": "gpu0", "source": "truth", "board": "b", "provenance": "simulated",
+                "quantity": "energy_j" if s.counter else "power_w", "description": "",
+                "period_ns": round(s.period * 1e9), "conversion": json.dumps(conversion),
+                "accuracy": json.dumps(accuracy), "detail": "{}", "clock": "b",
             }
-        )
+        )  # fmt: skip
         g["t_board_ns"], g["t_ns"], g["flags"] = t_ns, t_ns, np.where(keep, 0, 8).astype(np.uint16)
         g["c"] = np.rint(value).astype(np.int64)

@@ -155,14 +155,9 @@ def update_scenario(seed: int) -> Scenario:
     update, whole = rng.uniform(6, 20) * MS, float(rng.choice([74.3 * MS, 203 * MS, 0.71])) * rng.uniform(0.85, 1.15)
     others = np.array([0.10, 0.32, 0.48]) / 0.90 * (1 - update / whole)
     return Scenario(
-        sensor,
-        f"response {rng.uniform(0.3, 3):.2f}",
-        whole,
-        jitter=float(rng.choice([0.02, 0.1])),
-        lag=float(rng.uniform(0, 1.2) * MS),
-        seed=seed,
-        shares=(*map(float, others), float(update / whole)),
-    )
+        sensor, f"response {rng.uniform(0.3, 3):.2f}", whole, jitter=float(rng.choice([0.02, 0.1])),
+        lag=float(rng.uniform(0, 1.2) * MS), seed=seed, shares=(*map(float, others), float(update / whole)),
+    )  # fmt: skip
 
 
 def rails_scenario(seed: int) -> Scenario:
@@ -188,18 +183,9 @@ def pair_scenarios(count: int) -> list[tuple[Scenario, Scenario]]:
     for i in range(count):
         sensor, length, pause = fast[i % 4], (13.1 * MS, 31 * MS, 48 * MS)[i // 4 % 3], (0.0, 0.02, 0.05)[i // 12 % 3]
         scenario = Scenario(
-            sensor,
-            FAMILIES[i // 36 % 5],
-            length,
-            pause,
-            0.05,
-            seconds=4.0,
-            shares=(0.4, 0.6),
-            watts=(330.0, 250.0),
-            names=("forward", "backward"),
-            drift=0.0,
-            board=i,
-        )
+            sensor, FAMILIES[i // 36 % 5], length, pause, 0.05, seconds=4.0, shares=(0.4, 0.6), watts=(330.0, 250.0),
+            names=("forward", "backward"), drift=0.0, board=i,
+        )  # fmt: skip
         pairs.append((replace(scenario, seed=2 * i), replace(scenario, seed=2 * i + 1)))
     return pairs
 
@@ -292,6 +278,8 @@ def scored(
                     errors[scenario.sensor.name, f.name].append(f.error_j)
             if args.list:
                 list_far(scenario, of_run)
+        if not figures:
+            raise SystemExit(f"no training of this case has {args.only!r} in its sensor's or its family's name")
         show(figures, 0, "sensor")
         show_more(figures)
         show({("all", "all"): [f for of_run in figures.values() for f in of_run]}, 0, "")

@@ -8,8 +8,8 @@ take 2 % longer than the phase are in brackets, with how much longer; how far a 
 too. The target is by all blocks. On a slow host blocks of short kernels may wait for it where the training does not:
 with ``--graphs`` each phase is one CUDA graph, in turns and alone, and neither has to.
 
-Needs CUDA, and transformers for GPT-2. A run file of each case stays in ``--directory``. Targets: forward and backward
-within 3 % of their blocks, always a number. Exit status 1 when one is missed.
+Needs CUDA, and transformers for GPT-2. A run file of each training stays in ``--directory``, where that
+is given. Targets: forward and backward within 3 % of their blocks, always a number. Exit status 1 when one is missed.
 """
 
 from __future__ import annotations

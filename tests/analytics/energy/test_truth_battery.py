@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import bench_trainings
 import h5py
 import numpy as np
 import pytest
@@ -271,3 +272,17 @@ def test_what_is_not_linear_in_the_timing_is_no_difference_of_two_runs_either(tm
     alone = np.hypot(forward.a.u_systematic, forward.b.u_systematic)
     chance = np.hypot(forward.a.u_statistical, forward.b.u_statistical)
     assert abs(forward.change) < forward.u95 < 2.05 * np.hypot(chance, 0.08 * alone)
+
+
+def test_the_runner_prints_a_case_and_refuses_what_it_does_not_know(monkeypatch, capsys):
+    words = ["random", "--runs", "2", "--only", "point 1000/s"]
+    monkeypatch.setattr("sys.argv", ["bench_trainings.py", *words])
+    assert bench_trainings.main() == 0
+    rows = capsys.readouterr().out.splitlines()
+    assert [row.split("   ")[0] for row in rows if "% of " in row] == ["point 1000/s", "steps", "all"]
+    monkeypatch.setattr("sys.argv", ["bench_trainings.py", *words[:-1], "no such sensor"])
+    with pytest.raises(SystemExit, match="no such sensor"):
+        bench_trainings.main()
+    monkeypatch.setattr("sys.argv", ["bench_trainings.py", "truth"])
+    assert bench_trainings.main() == 2
+    assert "unknown case 'truth'" in capsys.readouterr().out
