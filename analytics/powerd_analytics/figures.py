@@ -28,9 +28,8 @@ from numpy.typing import NDArray
 from powerd_analytics.energy.uncertainty import expanded, known, one_rectangle
 from powerd_analytics.export import Cell, Column, Kind, Table, encodable, is_number, make_table
 from powerd_analytics.metrics import eds, gflops_per_w_paper
-from powerd_analytics.runs.in_force import Enforced
+from powerd_analytics.runs.in_force import ENFORCED_CAP, Enforced
 from powerd_analytics.runs.phases import (
-    ENFORCED_CAP,
     EXECUTED,
     OPERATIONS,
     PhaseClass,
@@ -40,7 +39,7 @@ from powerd_analytics.runs.phases import (
 )
 from powerd_analytics.runs.ranks import Ranks, device_identity, ranks_of
 from powerd_analytics.runs.run import Progress, Run, no_progress, pick, read_run, recalibrate
-from powerd_analytics.settings import settings_of
+from powerd_analytics.settings import Setting, settings_of
 from powerd_analytics.table import (
     LAYER,
     Group,
@@ -117,11 +116,20 @@ _COLUMNS: tuple[tuple[Any, ...], ...] = (
      "power_cap_asked_w, else the limit when the driver's source was opened", "cap W"),
     ("power_cap_basis", "text", "", "first", "first", "where that comes from: enforced, stated or requested"),
     ("power_cap_asked_w", "number", "W", "first", "first", "attribute power_cap_w of the phases: a label"),
+    ("power_cap_requested_w", "number", "W", "first", "first", "what was requested of the driver"),
     ("power_cap_in_run", "text", "", "first", "first",
      "in a run in which the cap changed: which of its caps; changing: between two"),
     ("clock_hz", "number", "Hz", "mean", "none",
-     "SM clock that was set, else median of what was observed while they ran", "clock MHz"),
+     "SM clock that an event says was enforced, else that phases state, else median of what was observed",
+     "clock MHz"),
     ("clock_set", "flag", "", "first", "first", "clock_hz was chosen, not observed"),
+    ("clock_basis", "text", "", "first", "first", "where that comes from: enforced, stated or observed"),
+    ("clock_asked_hz", "number", "Hz", "first", "first", "SM clock that was asked, by phases or by an event"),
+    ("clock_requested_hz", "number", "Hz", "first", "first", "SM clock that was requested of the driver"),
+    ("memory_clock_hz", "number", "Hz", "mean", "none", "memory clock, as clock_hz"),
+    ("memory_clock_basis", "text", "", "first", "first", "as clock_basis"),
+    ("memory_clock_asked_hz", "number", "Hz", "first", "first", "as clock_asked_hz"),
+    ("memory_clock_requested_hz", "number", "Hz", "first", "first", "as clock_requested_hz"),
     ("phase", "text", "", "first", "first", "name of the phase"),
     ("phase_path", "text", "", "first", "first", "with the phases around it", "phase"),
     ("timing", "text", "", "first", "first", "host, host-synchronised or device"),
@@ -758,7 +766,9 @@ def frame_of(run: Run, table: PhaseTable) -> Frame:
             "device_name": setting.product,
             "power_cap_w": setting.power_cap_w.value,
             "power_cap_basis": setting.power_cap_w.basis,
-            "clock_hz": setting.clock_hz.value,
+            "power_cap_requested_w": setting.power_cap_w.requested,
+            **_clock("clock", setting.clock_hz),
+            **_clock("memory_clock", setting.memory_clock_hz),
             "clock_set": setting.clock_hz.is_set,
             "note": row.note,
         }  # fmt: skip
@@ -778,6 +788,15 @@ def frame_of(run: Run, table: PhaseTable) -> Frame:
     return with_eds(worked_out(frame_from(records)))
 
 
+def _clock(name: str, setting: Setting) -> dict[str, Any]:
+    return {
+        f"{name}_hz": setting.value,
+        f"{name}_basis": setting.basis,
+        f"{name}_asked_hz": setting.asked,
+        f"{name}_requested_hz": setting.requested,
+    }
+
+
 def _check_finite(run: Run, record: Mapping[str, Any]) -> None:
     for name in ("s_per_batch", "j_per_batch", "energy_j", "u_statistical_j", "u_systematic_j"):
         if not isfinite(number_of(record, name) or 0.0):
@@ -789,11 +808,12 @@ def _check_finite(run: Run, record: Mapping[str, Any]) -> None:
 
 def _stated(attributes: Mapping[str, Any], setting: Enforced | None = None) -> dict[str, Any]:
     """Columns that the attributes of phases give, and what of their setting no column of a device can hold."""
-    cap = setting.value if setting is not None else None
+    cap = setting.group.get(ENFORCED_CAP) if setting is not None else None
     batch, gpus = number(attributes, "batch_size"), number(attributes, "gpus")
     others = {f"{ATTRIBUTE}{k}": attribute_cell(v) for k, v in attributes.items() if k not in _PROMOTED}
-    if isinstance(cap, str):  # no one cap, by which rows would be apart
-        others[f"{ATTRIBUTE}{ENFORCED_CAP}"] = cap
+    for name, value in setting.group.items() if setting is not None else ():
+        if name != ENFORCED_CAP or isinstance(value, str):  # a number has a column, by which rows are apart
+            others[f"{ATTRIBUTE}{name}"] = attribute_cell(value)
     return {
         "model": _text(attributes.get("model")),
         "batch_size": batch,

@@ -1,26 +1,29 @@
 """What a device was set to: its product, its power cap and its clocks, as asked, as requested and as enforced.
 
 What a script writes into the attributes of its phases is a label (*asked*). What somebody asked the driver for is
-*requested*: its management limit. What the driver held the card to is *enforced*: an auxiliary channel of its own. The
-enforced value wins, and a note says where it is not what was asked. A device that no driver reads, such as one behind a
-sensor board, has its label alone. No driver tells a clock that was locked: a clock that phases state counts as chosen,
-any other is merely observed.
+*requested*: its management limit, or what an event says. What the driver held the card to is *enforced*: an auxiliary
+channel of its own, else what an event says (`powerd_core.settings`). The enforced value wins, and a note says where it
+is not what was asked. A device that no driver reads, such as one behind a sensor board, has its label alone. No driver
+tells a clock that was locked: without events a clock that phases state counts as chosen, any other is merely observed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from powerd_analytics.runs.in_force import TOLERANCE_W, Enforced, Steps, steps_of, watts_text
+from powerd_analytics.runs.in_force import TOLERANCE_W, Enforced, Steps, enforced_name, steps_of, watts_text
 from powerd_analytics.runs.phases import is_number_cell, number
 from powerd_analytics.runs.ranks import device_identity
-from powerd_analytics.runs.run import Run
+from powerd_analytics.runs.run import Run, stated_settings
+from powerd_analytics.text import joined
 from powerd_client.signal import Readings, RunLine
 from powerd_core.model import QuantityConversion
+from powerd_core.settings import UNITS, KnobSetting
+from powerd_core.text import times
 
 ENFORCED, STATED, REQUESTED, OBSERVED = "enforced", "stated", "requested", "observed"
 """Where the value of a setting comes from: the driver's channel, the phases' attributes, the limit that the driver had
@@ -93,6 +96,7 @@ class Settings:
         self._requested: dict[str, Steps | None] = {}
         self._read: dict[str, Readings] = {}
         self._drivers: dict[str, str] = {}
+        self._events = stated_settings(run.events)
 
     def of(
         self,
@@ -107,23 +111,97 @@ class Settings:
         ``setting`` is that of their class (`PhaseClass.setting`): what is observed then counts only where it was in
         force. Attributes that are no positive numbers say nothing.
         """
-        cap, note = self.power_cap(device, begin_ns, end_ns, stated, setting)
         span = (begin_ns, end_ns, setting)
+        cap, _ = self.power_cap(device, begin_ns, end_ns, stated, setting)
+        clocks = [
+            replace(self._locked(device, knob, span, stated), observed=self._clock(device, clock.line, span))
+            for knob, clock in _CLOCKS.items()
+        ]
         return DeviceSetting(
             product=_text(stated.get("device_name")) or self.device_name(device),
             power_cap_w=cap,
-            clock_hz=Setting(asked_clock_hz(stated), observed=self._clock(device, "sm_clock", span)),
-            memory_clock_hz=Setting(
-                asked_clock_hz(stated, "memory_clock"), observed=self._clock(device, "memory_clock", span)
-            ),
-            note=note,
+            clock_hz=clocks[0],
+            memory_clock_hz=clocks[1],
+            note=self.note_of(device, begin_ns, end_ns, stated, setting),
         )
+
+    def note_of(
+        self,
+        device: str,
+        begin_ns: int,
+        end_ns: int,
+        stated: Mapping[str, Any],
+        setting: Enforced | None = None,
+    ) -> str:
+        """The note of `of` alone, for which no further line is read."""
+        _, note = self.power_cap(device, begin_ns, end_ns, stated, setting)
+        span = (begin_ns, end_ns, setting)
+        return joined(note, *(_clock_note(knob, self._locked(device, knob, span, stated)) for knob in _CLOCKS))
+
+    def note_of_run(self, device: str) -> str:
+        """What is to be said of a device over a whole recording: that its settings changed, and a power cap that an
+        event states and its driver did not enforce."""
+        driver, begin_ns, end_ns = self._driver(device), self._run.begin_ns, self._run.end_ns
+        cap_note = self.power_cap(device, begin_ns, end_ns, {})[1]
+        return joined(cap_note, *self._clock_changes(driver, begin_ns, end_ns), self._contradiction(driver))
+
+    def _clock_changes(self, driver: str, begin_ns: int, end_ns: int) -> Iterator[str]:
+        for knob, clock in _CLOCKS.items():
+            steps = self._run.enforced.others.get((enforced_name(knob, UNITS[knob]), driver))
+            told = () if steps is None else steps.between(begin_ns, end_ns)
+            if len(told) > 1:
+                yield f"the {clock.noun} that was enforced changed {times(len(told) - 1)}"
+
+    def _contradiction(self, driver: str) -> str:
+        """The first power cap that an event states and that the driver's own readings do not have."""
+        told = self._stated(driver, "power_cap")
+        if not told or driver not in self._run.enforced.by_line:
+            return ""
+        ends = [*(t_ns for t_ns, _ in told[1:]), self._run.end_ns]
+        for (t_ns, stated), end_ns in zip(told, ends, strict=True):
+            caps = self._run.enforced.steps[driver].between(t_ns, end_ns)
+            if stated.enforced is not None and all(_differs(w, stated.enforced) for w in caps):
+                at_s = (t_ns - self._run.begin_ns) * 1e-9
+                return (
+                    f"an event at {at_s:.3f} s says a cap of {watts_text(stated.enforced)}, "
+                    f"the driver enforced {watts_text(caps[-1])}"
+                )
+        return ""
+
+    def _stated(self, device: str, knob: str) -> list[tuple[int, KnobSetting]]:
+        return [(t_ns, s) for t_ns, s in self._events if (s.device, s.knob) == (device, knob)]
+
+    def _stating(self, device: str, knob: str, enforced: float | None, end_ns: int) -> KnobSetting | None:
+        """The last event that states what was enforced of a knob."""
+        alike = [s for t_ns, s in self._stated(device, knob) if t_ns <= end_ns and s.enforced == enforced]
+        return alike[-1] if alike and enforced is not None else None
 
     def device_name(self, device: str) -> str | None:
         """The product, as the driver names it."""
         lines = [*self._lines(device), *self._lines(self._driver(device))]
         names = (line.detail.get("name") for line in lines)
         return next((name for name in names if isinstance(name, str) and name), None)
+
+    # -- clocks ----------------------------------------------------------------------------------------------------
+
+    def _locked(
+        self, device: str, knob: str, span: tuple[int, int, Enforced | None], stated: Mapping[str, Any]
+    ) -> Setting:
+        """A clock: as events say that it was enforced, else as phases state it, else as it was observed."""
+        (begin_ns, end_ns, setting), clock, driver = span, _CLOCKS[knob], self._driver(device)
+        name = enforced_name(knob, UNITS[knob])
+        steps = self._run.enforced.others.get((name, driver))
+        told = () if steps is None else steps.between(begin_ns, end_ns)
+        of_class = setting.of(name, driver) if setting is not None else None
+        told = told if of_class is None else (of_class,)
+        mhz = told[0] if len(told) == 1 and told[0] else None
+        said, asked_hz = self._stating(driver, knob, mhz, end_ns), asked_clock_hz(stated, clock.attribute)
+        return Setting(
+            asked_hz if asked_hz is not None or said is None else _hz(said.asked),
+            None if said is None else _hz(said.requested),
+            _hz(mhz),
+            is_driven=mhz is not None or len(told) > 1,
+        )
 
     # -- the power cap ---------------------------------------------------------------------------------------------
 
@@ -144,18 +222,25 @@ class Settings:
             return Setting(asked, requested, float(alike) if is_number_cell(alike) else None), note
         caps = dict(setting.caps_w) if setting is not None else {}
         enforced = caps[driver] if driver in caps else _only(steps, begin_ns, end_ns)
+        enforced = enforced or None
+        if driver not in self._run.enforced.by_line:
+            said = self._stating(driver, "power_cap", enforced, end_ns)
+            asked = asked if asked is not None or said is None else said.asked
+            requested = requested if said is None else said.requested
         cap = Setting(asked, requested, enforced, is_driven=True)
         if enforced is None:
-            return cap, _changes(steps.between(begin_ns, end_ns))
+            watts = steps.between(begin_ns, end_ns)
+            return cap, _changes(watts) if len(watts) > 1 else ""
         claims = [_claim(asked)] if _differs(asked, enforced) else []
-        claims += [f"{watts_text(requested)} were requested"] if told and _differs(requested, enforced) else []
+        is_told = told is not None or driver not in self._run.enforced.by_line
+        claims += [f"{watts_text(requested)} were requested"] if is_told and _differs(requested, enforced) else []
         return cap, ", ".join([*claims, f"the driver enforced {watts_text(enforced)}"]) if claims else ""
 
     def _driver(self, device: str) -> str:
         """The device under whose name the driver's channels of a GPU are: nearly always the same. A board's device
         that says which GPU it is has those of that GPU."""
         if device not in self._drivers:
-            run, told = self._run, self._run.enforced.steps
+            run, told = self._run, self._run.enforced.devices
             others = [d for d in told if d in run.devices] if device in run.devices and device not in told else []
             own = device_identity(run, device) if others else None
             same = [d for d in others if own and own.overlaps(device_identity(run, d))]
@@ -207,6 +292,41 @@ class Settings:
         if line not in self._read:
             self._read[line] = self._run.good_readings(line, column)
         return self._read[line]
+
+
+@dataclass(frozen=True, slots=True)
+class _Clock:
+    noun: str
+    attribute: str
+    """Of phases, without its unit."""
+    line: str
+    """What the name of the driver's channel ends with."""
+
+
+_CLOCKS = {
+    "sm_clock": _Clock("SM clock", "clock", "sm_clock"),
+    "mem_clock": _Clock("memory clock", "memory_clock", "memory_clock"),
+}
+"""By knob."""
+
+
+def _clock_note(knob: str, s: Setting) -> str:
+    """How a clock that was enforced is not what was asked or requested."""
+    if s.enforced is None:
+        return ""
+    claims = [f"{mhz_text(s.asked)} were asked"] if s.asked is not None and s.asked != s.enforced else []
+    if s.requested is not None and s.requested != s.enforced:
+        claims.append(f"{mhz_text(s.requested)} were requested")
+    return f"{_CLOCKS[knob].noun}: {', '.join(claims)}, {mhz_text(s.enforced)} enforced" if claims else ""
+
+
+def _hz(mhz: float | None) -> float | None:
+    return None if mhz is None else mhz * 1e6
+
+
+def mhz_text(hz: float) -> str:
+    """A clock for people: ``1200 MHz``."""
+    return f"{hz * 1e-6:g} MHz"
 
 
 def _only(steps: Steps, begin_ns: int, end_ns: int) -> float | None:

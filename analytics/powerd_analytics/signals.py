@@ -16,7 +16,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from powerd_analytics.runs.run import LineReader, Progress, Run, no_progress
-from powerd_client.signal import Readings, RunLine, Signal, columns_of, good_readings, joined_readings, make_signal
+from powerd_client.signal import (
+    Readings,
+    RunLine,
+    Signal,
+    columns_of,
+    good_readings,
+    joined_readings,
+    make_signal,
+    usual_spacing,
+)
 from powerd_core.model import CounterConversion
 
 Ints = NDArray[np.int64]
@@ -183,12 +192,7 @@ class _Scan:
 
     def spacing_ns(self, line: RunLine) -> float:
         """The usual distance of good readings: the median over slices of their medians, by readings."""
-        if not self._spacings:
-            return float(max(line.period_ns, 1))
-        count, spacing = (np.array(column) for column in zip(*self._spacings, strict=True))
-        order = np.argsort(spacing)
-        half = np.searchsorted(np.cumsum(count[order]), count.sum() / 2)
-        return float(spacing[order][half])
+        return usual_spacing(self._spacings, line)
 
 
 def _reach_ns(line: RunLine) -> int:

@@ -57,9 +57,8 @@ from powerd_analytics.energy.uncertainty import (
 from powerd_analytics.export import is_number
 from powerd_analytics.idle import IdleRow, idle_of
 from powerd_analytics.metrics import edp_js, gflops_per_w, gflops_per_w_paper, mean_power_w
-from powerd_analytics.runs.in_force import TOLERANCE_W, Enforced
+from powerd_analytics.runs.in_force import ENFORCED_CAP, TOLERANCE_W, Enforced, knob_of
 from powerd_analytics.runs.phases import (
-    ENFORCED_CAP,
     EXECUTED,
     OPERATIONS,
     as_range,
@@ -78,7 +77,7 @@ from powerd_analytics.signals import load_bounded
 from powerd_analytics.text import digits, joined, seconds
 from powerd_client.phase import BASELINE
 from powerd_core.errors import AnalysisError
-from powerd_core.text import printable
+from powerd_core.text import printable, times
 
 RESOLVABLE_SHARE = 0.9
 """A kind has a number when at least this share of its phases is resolvable: a mean over the long ones is no mean."""
@@ -378,9 +377,11 @@ def stretches_of(run: Run, labels: Sequence[int]) -> tuple[NDArray[np.int64], ND
     whole = clean & ~_inside_changing(run, family)
     edges = ((begin, begin), (end, end))
     first, last = _reach(run, [(p.begin_ns[whole], p.end_ns[whole]), *edges])
-    # Where no iteration is whole, phases of one that is not count as any.
+    # Where no iteration is whole, phases of one that is not count as any: edges alone may be those of a pause.
+    first_whole, last_whole = _reach(run, [(p.begin_ns[whole], p.end_ns[whole])])
     first_of_all, last_of_all = _reach(run, [(p.begin_ns[clean], p.end_ns[clean]), *edges])
-    first, last = np.where(first < last, first, first_of_all), np.where(first < last, last, last_of_all)
+    has_whole = first_whole < last_whole
+    first, last = np.where(has_whole, first, first_of_all), np.where(has_whole, last, last_of_all)
     setting = p.classes[labels[0]].setting
     some = first < last
     if _is_changing(run, labels[0]):
@@ -411,12 +412,18 @@ def _inside_changing(run: Run, family: Sequence[int]) -> NDArray[np.bool_]:
     return inside
 
 
+_KNOBS = {"power_cap": "cap", "sm_clock": "SM clock", "mem_clock": "memory clock"}
+"""What knobs are called in tables."""
+
+
 def group_text(group: Mapping[str, Any], fallback: str = "run") -> str:
     """A group for an axis: the model's name, the product's, whatever else it has, the batch size."""
 
     def part(name: str, value: Any) -> str:
-        if name == ENFORCED_CAP:
-            return f"cap {value} W" if is_number_cell(value) else f"cap {value}"
+        knob, unit = knob_of(name)
+        if knob:
+            what = _KNOBS.get(knob, knob)
+            return f"{what} {value} {unit}" if is_number_cell(value) else f"{what} {value}"
         if name in ("model", "device_name"):
             return str(value)
         if name == "gpus":
@@ -496,11 +503,11 @@ class _Seen:
         return self.ranks if (self.run.phases.of(labels) & (self.tracks != NOBODY)).any() else 1
 
     def setting_note(self, labels: Sequence[int]) -> str:
-        """How the power cap that was enforced while phases of these classes ran is another one than they state."""
+        """How what was enforced while phases of these classes ran is something else than they state."""
         p, kind = self.run.phases, self.run.phases.classes[labels[0]]
         own = as_range(p.of(labels))
         span = int(p.begin_ns[own].min()), int(p.end_ns[own].max())
-        return self.settings.power_cap(self.part.device, *span, kind.attributes, kind.setting)[1]
+        return self.settings.note_of(self.part.device, *span, kind.attributes, kind.setting)
 
 
 def phase_table(
@@ -730,7 +737,7 @@ def _mixture(run: Run, labels: Sequence[int], outer: NDArray[np.bool_]) -> str:
     """Why a group's joules are none of so many batches, where they are not: its iterations are not all of it."""
     p = run.phases
     if _is_changing(run, labels[0]):
-        return "it is what lies between the phases of one power cap and the next"
+        return "it is what lies between the phases of one setting and the next"
     names = {p.classes[i].name for i in labels}
     if all(p.classes[i].overlaps for i in labels):
         return "phases that run beside others"
@@ -852,7 +859,7 @@ def _run_row(seen: _Seen, *, is_unused: bool) -> RunRow:
     if energy_j is not None and not clip and np.isnan(u95_j):
         notes.append(UNSURE)
     notes += ["used by no rank"] if is_unused else []
-    notes += _gap_notes(run, part)
+    notes += _loss_notes(run, part)
     wrong = list(run.wrong)
     if unordered := sum(s.unordered for s in part.signals):
         wrong.append(f"the times of {unordered} readings go back")
@@ -860,7 +867,7 @@ def _run_row(seen: _Seen, *, is_unused: bool) -> RunRow:
     if not run.is_complete:
         notes.append("incomplete: the training process vanished or a part was cut off")
     notes += [clip.note(has_number=energy_j is not None), *_counter_notes(run, part)]
-    notes.append(seen.settings.power_cap(part.device, run.begin_ns, run.end_ns, {})[1])
+    notes.append(seen.settings.note_of_run(part.device))
     own = None
     if energy_j is not None and not np.isnan(u95_j):
         own = without_rounding(sum_of(*(getattr(whole, name) for name in MEAN_COLUMNS)))
@@ -881,14 +888,14 @@ def _run_row(seen: _Seen, *, is_unused: bool) -> RunRow:
     )
 
 
-def _gap_notes(run: Run, part: Part) -> list[str]:
-    """Why readings of a part are missing: one text for each cause, with how often and for how long."""
+def _loss_notes(run: Run, part: Part) -> list[str]:
+    """Why readings of a part were declared lost: one text for each cause, with how often and over how long."""
     names = {s.line.name for s in part.signals}
     lengths_s: dict[str, list[float]] = {}
     for gap in run.gaps:
         if names.intersection(gap.lines):
             lengths_s.setdefault(gap.cause, []).append((gap.end_ns - gap.begin_ns) * 1e-9)
-    return [f"missing {seconds(sum(s))} in {len(s)} gaps: {cause}" for cause, s in lengths_s.items()]
+    return [f"scans lost {times(len(s))} over {seconds(sum(s))}: {cause}" for cause, s in lengths_s.items()]
 
 
 def _silent(run: Run, part: Part) -> list[str]:

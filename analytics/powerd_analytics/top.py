@@ -7,13 +7,14 @@ import json
 import os
 import sys
 import termios
+import threading
 import time
 import tty
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.console import Console, ConsoleOptions, Group, RenderResult
@@ -38,7 +39,10 @@ from powerd_client.live import (
 )
 from powerd_client.live_energy import Energy
 from powerd_core.errors import ConfigError, PowerdError
-from powerd_core.text import printable, with_u95
+from powerd_core.text import lost_text, printable, with_u95
+
+if TYPE_CHECKING:
+    from powerd_analytics.table import RunRow
 
 _NARROW, _MIDDLE = 50, 76
 """Columns of a terminal from which tables have more of their own."""
@@ -66,13 +70,14 @@ def top(
             break
     listener = _open(urls, keys, phases, _RECORDER_S if has_waited else 0.0)
     energies = None if phases is None else RecordingEnergies(phases)
+    closed = None if phases is None else ClosedRun(phases.run)
     try:
         if energies is not None and not once:
             energies.start()
         if once or as_json or not (sys.stdin.isatty() and sys.stdout.isatty()):
-            _print_lines(listener, phases, energies, once=once, as_json=as_json)
+            _print_lines(listener, phases, energies, closed, once=once, as_json=as_json)
         else:
-            _show(listener, phases, energies)
+            _show(listener, phases, energies, closed)
     finally:
         if energies is not None:
             energies.close()
@@ -84,8 +89,35 @@ def has_ended(run: Path) -> bool:
     return run.is_file() and not run.with_name(f"{run.name}.journal").exists()
 
 
+class ClosedRun:
+    """What a run took that ends while somebody watches it, as its table says: no longer the plain integral."""
+
+    def __init__(self, run: Path) -> None:
+        self._run, self._thread = run, threading.Thread(target=self._work_out, name="closing", daemon=True)
+        self._rows: tuple[RunRow, ...] = ()
+
+    def rows(self) -> tuple[RunRow, ...]:
+        """Nothing as long as the run goes on, and until its table is worked out, which nobody waits for."""
+        if self._thread.ident is None and has_ended(self._run):
+            self._thread.start()
+        return self._rows
+
+    def _work_out(self) -> None:
+        from powerd_analytics.results import run_totals
+        from powerd_analytics.runs.run import read_run
+
+        with contextlib.suppress(PowerdError):
+            self._rows = run_totals(read_run(self._run))
+
+
+def _closing(rows: Sequence[RunRow]) -> list[str]:
+    from powerd_analytics.results import joules_text
+
+    return [joules_text(row) for row in rows]
+
+
 def _tell_ended(run: Path, *, as_json: bool) -> None:
-    from powerd_analytics.results import joules_text, run_totals
+    from powerd_analytics.results import run_totals
     from powerd_analytics.runs.run import read_run
 
     rows = run_totals(read_run(run))
@@ -93,8 +125,8 @@ def _tell_ended(run: Path, *, as_json: bool) -> None:
         print(json.dumps({"run": str(run), "has_ended": True, "devices": [asdict(row) for row in rows]}))
         return
     print(printable(f"{run} has ended: `joules tables` shows its phases"))
-    for row in rows:
-        print(printable(f"  {joules_text(row)}"))
+    for text in _closing(rows):
+        print(printable(f"  {text}"))
 
 
 def _await(run: Path) -> bool:
@@ -135,7 +167,13 @@ def _open(urls: Sequence[str], keys: Path | None, run: RunPhases | None, patienc
 
 
 def _print_lines(
-    listener: Listener, run: RunPhases | None, energies: RecordingEnergies | None, *, once: bool, as_json: bool
+    listener: Listener,
+    run: RunPhases | None,
+    energies: RecordingEnergies | None,
+    closed: ClosedRun | None,
+    *,
+    once: bool,
+    as_json: bool,
 ) -> None:
     due_s = time.monotonic() + _LINE_S
     while True:
@@ -146,14 +184,18 @@ def _print_lines(
         if once and energies is not None:
             energies.look()
         known = energies.latest if energies is not None else ()
-        text = json.dumps(document(listener, run, known)) if as_json else printable(one_line(listener, run, known))
-        print(text, flush=True)
+        rows = closed.rows() if closed is not None else ()
+        say = document if as_json else one_line
+        said = say(listener, run, known, rows)
+        print(json.dumps(said) if as_json else printable(str(said)), flush=True)
         if once:
             return
 
 
-def _show(listener: Listener, run: RunPhases | None, energies: RecordingEnergies | None) -> None:
-    screen, descriptor, due_s = Screen(listener, run, energies), sys.stdin.fileno(), 0.0
+def _show(
+    listener: Listener, run: RunPhases | None, energies: RecordingEnergies | None, closed: ClosedRun | None
+) -> None:
+    screen, descriptor, due_s = Screen(listener, run, energies, closed), sys.stdin.fileno(), 0.0
     with _raw_keys(descriptor), Live(console=Console(), screen=True, auto_refresh=False) as live:
         while True:
             if listener.step(0.05, descriptor):
@@ -183,15 +225,19 @@ class Screen:
     """All of it for a terminal of any size, made anew for each look."""
 
     def __init__(
-        self, listener: Listener, run: RunPhases | None = None, energies: RecordingEnergies | None = None
+        self,
+        listener: Listener,
+        run: RunPhases | None = None,
+        energies: RecordingEnergies | None = None,
+        closed: ClosedRun | None = None,
     ) -> None:
-        self._listener, self._run, self._energies = listener, run, energies
+        self._listener, self._run, self._energies, self._closed = listener, run, energies, closed
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         width, height = options.max_width, options.height or console.height
         parts: list[Any] = [Text(printable(line), no_wrap=True, overflow="ellipsis") for line in self._head()]
         devices = [self._device(d, width) for d in self._listener.devices()]
-        own = ("device", "W", "J", *(() if self._energies is None else ("W of 60 s",)), "", "")
+        own = ("device", "W", "J", *(() if self._energies is None else ("W of 60 s",)), "missing s", "", "")
         parts.append(_table(own if width >= _NARROW else own[:3], devices))
         on_device, phases = self._phases(width) if width >= _NARROW else ("", [])
         # What does not fit is counted, never cut off silently.
@@ -214,13 +260,13 @@ class Screen:
         name = Text(printable(d.device))
         if d.provenance != "measured":
             name = Text.assemble(name, " ", (d.provenance.upper(), "bold black on yellow"))
-        room = width - 54 - 16 * (self._energies is not None)
+        room = width - 64 - 16 * (self._energies is not None)
         watts = list(self._listener.sparks[d.device, d.provenance])[-max(room, 8) :]
         most = max((w for w in watts if w is not None), default=0.0)
         scale = f"0 to {digits(most, 3)} W" if most > 0 else ""
         now = (name, digits(d.power_w), digits(d.energy_j))
         mean = () if self._energies is None else (mean_power(d, self._energies.latest),)
-        return *now, *mean, sparkline(watts, most), scale
+        return *now, *mean, digits(d.missing_s, 3), sparkline(watts, most), scale
 
     def _phases(self, width: int) -> tuple[str, list[tuple[str | Text, ...]]]:
         """The phases of a run with their joules on the device that took most, and its name: those with most first."""
@@ -247,6 +293,7 @@ class Screen:
             ended = "has ended" if run.is_over else timedelta(seconds=int(run.elapsed_s))
             phases = run.current()
             lines.append(f"run {run.run.name} · {ended}{'' if phases else ' · no phases marked yet'}")
+            lines += [f"  {text}" for text in _closing(self._closed.rows() if self._closed is not None else ())]
             lines += [f"  {p.process}: {'/'.join(p.path) or 'between phases'} · {p.ended} ended" for p in phases]
             if names := in_step(run, self._listener.powerds):
                 lines.append(f"! {', '.join(names)} in lock step with the phases: {OUT_OF_STEP}")
@@ -264,7 +311,7 @@ def _table(headings: Sequence[str], rows: Sequence[Sequence[str | Text]]) -> Tab
     """The first columns of the rows, as many as there are headings; figures to the right."""
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
     for heading in headings:
-        is_figure = heading in ("W", "J", "Hz", "flagged", "n", "share", "W of 60 s", "J each")
+        is_figure = heading in ("W", "J", "missing s", "Hz", "flagged", "n", "share", "W of 60 s", "J each")
         table.add_column(heading, justify="right" if is_figure else "left", no_wrap=True, overflow="ellipsis")
     for row in rows:
         cells = row[: len(headings)]
@@ -315,31 +362,43 @@ def in_step(run: RunPhases, powerds: Sequence[LivePowerd]) -> list[str]:
 
 
 def state(powerd: LivePowerd) -> str:
-    """What was lost of a powerd, how well its clock is known, and its trouble."""
+    """What a powerd declares lost, how well its clock is known, and its trouble."""
     board, refused, bound_s = powerd.board, powerd.link.refused, powerd.clock_bound_s
     bad = sum(line.bad for line in board.lines.values())
-    unknown = f", {board.unknown_gaps} of unknown length" if board.unknown_gaps else ""
-    parts = [f"{board.gaps} gaps, {board.lost_scans} scans lost{unknown} ({board.last_cause})"] if board.gaps else []
+    parts = [f"{lost_text(board.losses, board.lost_scans, board.unknown_losses)}"]
+    parts[0] += f" ({board.last_cause})" if board.losses else ""
     parts += [f"{bad} readings flagged"] if bad else []
     parts += [f"{refused} frames refused"] if refused else []
-    parts = parts or ["nothing lost"]
     parts.append(f"clock ± {seconds(bound_s)}" if bound_s is not None else "clock not compared yet")
     parts += [f"restarted {powerd.restarts} times"] if powerd.restarts else []
     return " · ".join([*parts, *([f"! {powerd.trouble}"] if powerd.trouble else [])])
 
 
-def one_line(listener: Listener, run: RunPhases | None = None, energies: Sequence[Energy] = ()) -> str:
-    """All devices in one line of text, for where there is no terminal."""
+def one_line(
+    listener: Listener,
+    run: RunPhases | None = None,
+    energies: Sequence[Energy] = (),
+    closed: Sequence[RunRow] = (),
+) -> str:
+    """All devices in one line of text, for where there is no terminal; ``closed`` is what the run took once it has
+    ended."""
     parts = [str(timedelta(seconds=int(listener.elapsed_s)))]
     for d in listener.devices():
         mean = mean_power(d, energies)
         of_minute = f", {mean} W over 60 s" if mean else ""
-        parts.append(f"{d.device} {digits(d.power_w)} W {digits(d.energy_j)} J ({d.provenance}){of_minute}")
+        missing = f", {seconds(d.missing_s)} without readings" if d.missing_s else ""
+        parts.append(f"{d.device} {digits(d.power_w)} W {digits(d.energy_j)} J ({d.provenance}){of_minute}{missing}")
     parts += [f"{p.process} {'/'.join(p.path) or 'between phases'}" for p in (run.current() if run else ())]
+    parts += [f"the run has ended: {text}" for text in _closing(closed)]
     return " · ".join([*parts, *map(state, listener.powerds)])
 
 
-def document(listener: Listener, run: RunPhases | None = None, energies: Sequence[Energy] = ()) -> dict[str, Any]:
+def document(
+    listener: Listener,
+    run: RunPhases | None = None,
+    energies: Sequence[Energy] = (),
+    closed: Sequence[RunRow] = (),
+) -> dict[str, Any]:
     """The same and every line, for JSON. SI units are in the names; what is not known is null."""
     recording = None
     if run is not None:
@@ -352,6 +411,7 @@ def document(listener: Listener, run: RunPhases | None = None, energies: Sequenc
         recording = {"path": str(run.run), "is_over": run.is_over, "processes": processes, "phases": phases}
         recording["in_step"] = in_step(run, listener.powerds)
         recording["last_minute"] = [asdict(energy) for energy in energies]
+        recording["closed"] = [asdict(row) for row in closed]
     return {
         "elapsed_s": round(listener.elapsed_s, 3),
         "since_run": listener.is_since_run,
@@ -362,9 +422,9 @@ def document(listener: Listener, run: RunPhases | None = None, energies: Sequenc
                 "url": powerd.url,
                 "board": powerd.board.description.board,
                 "clock_bound_s": powerd.clock_bound_s,
-                "gaps": powerd.board.gaps,
+                "losses": powerd.board.losses,
                 "lost_scans": powerd.board.lost_scans,
-                "gaps_of_unknown_length": powerd.board.unknown_gaps,
+                "losses_of_unknown_length": powerd.board.unknown_losses,
                 "frames_refused": powerd.link.refused,
                 "restarts": powerd.restarts,
                 "trouble": powerd.trouble,
@@ -386,6 +446,7 @@ def _line_document(line: LiveLine) -> dict[str, Any]:
         "energy_j": line.known_j if is_power else None,
         "value": line.value,
         "covered_s": line.covered_s,
+        "missing_s": line.missing_s,
         "rate_hz": line.rate_hz,
         "readings": line.readings,
         "flagged": line.bad,

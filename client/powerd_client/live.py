@@ -1,9 +1,12 @@
 """Running joules of lines and phases: of powerds that are listened to, and of a recording that goes on.
 
 A powerd is listened to as any other reader does. Joules are the integral between readings, on the board's clock, since
-this began to listen, or since a run began, as far as powerd's ring goes back. A stretch in which readings were lost is
-left out, except for lines that count energy themselves. What a phase takes, and the mean power of the last minute, each
-with its uncertainty, come from the estimator of the tables (`RecordingEnergies`), as those of `Meter.energies` do.
+this began to listen, or since a run began, as far as powerd's ring goes back. A stretch in which powerd declares scans
+lost is left out, except for lines that count energy themselves. Seconds without readings are those of
+`Signal.missing_ns`, as in the tables: between good readings, whatever the cause. Scans that powerd declares lost are
+another thing: they have a cause, and a sampler that was late or a reading that was flagged is none of them. What a
+phase takes, and the mean power of the last minute, each with its uncertainty, come from the estimator of the tables
+(`RecordingEnergies`), as those of `Meter.energies` do.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import time
 import tomllib
 from collections import Counter, defaultdict, deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, cast
@@ -30,7 +33,17 @@ from powerd_client.live_energy import Energy, LiveRun
 from powerd_client.pairing import Pairing, ProcessNames
 from powerd_client.phase import BASELINE
 from powerd_client.recover import open_run
-from powerd_client.signal import Readings, RunLine, arrays_of, columns_of, good_readings, joined_readings, make_signal
+from powerd_client.signal import (
+    Readings,
+    RunLine,
+    Signal,
+    arrays_of,
+    columns_of,
+    good_readings,
+    joined_readings,
+    make_signal,
+    usual_spacing,
+)
 from powerd_core.errors import PowerdError, RunFileError
 from powerd_core.marks import Mark
 from powerd_core.model import Block, Description, Gap, QuantityConversion
@@ -47,6 +60,8 @@ _DRIFT = 100e-6
 _QUIET_S = 3.0
 BETWEEN = "between phases"
 _SPARKS, _FIRST_EVENTS, _ADD_S = 60, 1000, 0.2
+_SPACINGS = 64
+"""Blocks of a line whose readings tell its usual spacing."""
 _LOOK_S, _LOOK_SHARE = 5.0, 0.2
 """The energies of a recording are worked out so often, and take this share of a processor at most."""
 
@@ -60,12 +75,20 @@ class LiveLine:
     """Whether the sum of its device holds it."""
     energy_j: float = 0.0
     covered_s: float = 0.0
+    missing_s: float = 0.0
+    """Seconds without readings between the first reading and the latest."""
     readings: int = 0
     bad: int = 0
     value: float | None = None
     """Of a line that is neither power nor energy: its latest value."""
     last: Readings | None = None
-    """The latest good reading, with which the next one makes an interval."""
+    """The latest good reading, with which the next one makes an interval, and the bad one behind it if there is one."""
+    is_after_loss: bool = False
+    """Whether the interval that ends with the next good reading is left out of the joules."""
+    silent: tuple[int, float] | None = None
+    """Of a line whose powerd was started anew: board time of its last good reading before, and when that was heard."""
+    spacings: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=_SPACINGS))
+    """Good readings of the latest blocks, and their median distance in each."""
     recent: deque[tuple[int, float, float, int]] = field(default_factory=deque)
     """Of the last second: end (board time), joules, seconds, readings."""
     trail: deque[tuple[NDArray[np.int64], NDArray[np.float64]]] = field(default_factory=lambda: deque(maxlen=1024))
@@ -81,19 +104,45 @@ class LiveLine:
             return
         joined = readings if self.last is None else joined_readings([self.last, readings])
         signal = make_signal(self.line, joined)
-        self.bad += signal.bad
+        self.bad += signal.bad - (0 if self.last is None else len(self.last.t_ns) - 1)
         if not len(signal):
             return
-        t_ns = int(signal.t_ns[-1])
+        signal, t_ns = self._evenly(signal), int(signal.t_ns[-1])
+        self.missing_s += self._silence_s(signal)
         if len(signal) > 1:
             until_j = signal.integral().between(signal.t_ns[0], signal.t_ns)
-            joules, seconds = float(until_j[-1]), float(np.diff(signal.t_ns)[~signal.broken].sum() * 1e-9)
+            is_known = ~signal.broken
+            if self.is_after_loss:
+                until_j[1:] -= until_j[1]
+                is_known[0] = self.is_after_loss = False
+            joules, seconds = float(until_j[-1]), float(np.diff(signal.t_ns)[is_known].sum() * 1e-9)
+            self.missing_s += float(signal.missing_ns().sum()) * 1e-9
             self.trail.append((signal.t_ns, self.energy_j + until_j))
             self.heard_s = time.monotonic()
             self.energy_j += joules
             self.covered_s += seconds
             self._remember(t_ns, joules, seconds, n)
-        self.last = joined.at(int(np.flatnonzero(joined.t_ns == t_ns)[-1]))
+        at = int(np.flatnonzero(joined.t_ns == t_ns)[-1])
+        self.last = joined.some(at, min(at + 2, len(joined.t_ns)))
+
+    def _evenly(self, signal: Signal) -> Signal:
+        """The signal with the usual distance of readings of many blocks: one block has too few of them."""
+        nominal_ns = max(self.line.period_ns, self.line.accuracy.update_ns)
+        if len(signal) > 2:
+            self.spacings.append((len(signal), signal.spacing_ns))
+        elif len(signal) > 1:
+            self.spacings.append((1, float(max(signal.t_ns[1] - signal.t_ns[0], self.line.accuracy.update_ns))))
+        return replace(signal, spacing_ns=usual_spacing([(1, nominal_ns), *self.spacings], self.line))
+
+    def _silence_s(self, signal: Signal) -> float:
+        """Seconds without readings until a powerd that was started anew gave its first one. Its clock goes on where it
+        is the same machine's; else the time is this machine's."""
+        if self.silent is None:
+            return 0.0
+        (before_ns, heard_s), self.silent = self.silent, None
+        since_s, elapsed_s = (int(signal.t_ns[0]) - before_ns) * 1e-9, time.monotonic() - heard_s
+        away_s = since_s if 0 < since_s < elapsed_s + 1 else elapsed_s
+        return max(away_s - signal.spacing_ns * 1e-9, 0.0)
 
     def _take_value(self, readings: Readings, conversion: QuantityConversion) -> None:
         good = np.flatnonzero(good_readings(readings))
@@ -148,16 +197,19 @@ class LiveBoard:
             for stream in description.streams
             for line in stream.lines
         }
-        self.gaps = self.lost_scans = 0
-        self.unknown_gaps = 0
-        """Gaps of which nobody knows how many scans they are; among ``gaps``."""
+        self.losses = self.lost_scans = 0
+        """How often scans were declared lost, and how many where that is known."""
+        self.unknown_losses = 0
+        """Losses of which nobody knows how many scans they are; among ``losses``."""
         self.last_cause = ""
         if before is not None:
-            self.gaps, self.unknown_gaps = before.gaps + 1, before.unknown_gaps + 1
+            self.losses, self.unknown_losses = before.losses + 1, before.unknown_losses + 1
             self.lost_scans, self.last_cause = before.lost_scans, "powerd was started anew"
             for name in self.lines.keys() & before.lines.keys():
-                for count in ("energy_j", "covered_s", "readings", "bad"):
-                    setattr(self.lines[name], count, getattr(before.lines[name], count))
+                old = before.lines[name]
+                for count in ("energy_j", "covered_s", "missing_s", "readings", "bad"):
+                    setattr(self.lines[name], count, getattr(old, count))
+                self.lines[name].silent = old.silent if old.last is None else (int(old.last.t_ns[0]), old.heard_s)
 
     @property
     def devices(self) -> dict[tuple[str, str], list[LiveLine]]:
@@ -174,13 +226,13 @@ class LiveBoard:
         if stream is None or event.epoch != self.description.epoch:
             return
         if isinstance(event, Gap):
-            self.gaps += 1
-            self.unknown_gaps += event.lost < 0
+            self.losses += 1
+            self.unknown_losses += event.lost < 0
             self.lost_scans += max(event.lost, 0)
             self.last_cause = event.cause
-            for line in stream.lines:
-                if line.quantity != "energy_j":  # a counter has counted on meanwhile
-                    self.lines[line.name].last = None
+            for line in (self.lines[line.name] for line in stream.lines):
+                # A counter has counted on meanwhile.
+                line.is_after_loss = line.last is not None and line.line.quantity != "energy_j"
             return
         arrays = arrays_of(event, stream)
         for i, name in enumerate(line.name for line in stream.lines):
@@ -259,6 +311,8 @@ class DeviceFigures:
     provenance: str
     power_w: float | None
     energy_j: float | None
+    missing_s: float
+    """Seconds without readings, of the line that misses most."""
     lines: int
 
 
@@ -329,7 +383,8 @@ class Listener:
         for powerd in self.powerds:
             for (device, kind), own in powerd.board.devices.items():
                 power_w, energy_j = _sum([s.power_w for s in own]), _sum([s.known_j for s in own])
-                figures.append(DeviceFigures(device, kind, power_w, energy_j, len(own)))
+                missing_s = max((s.missing_s for s in own), default=0.0)
+                figures.append(DeviceFigures(device, kind, power_w, energy_j, missing_s, len(own)))
         return figures
 
     def close(self) -> None:

@@ -22,6 +22,7 @@ from powerd_client.ownership import check_own, delete, foreign
 from powerd_client.runfile import open_file, reading
 from powerd_core.errors import RunFileError
 from powerd_core.keys import control_url
+from powerd_core.text import lost_text
 
 Progress = Callable[[float, str], None]
 _MOST_TOLD = 3
@@ -189,11 +190,12 @@ def _recover(journal: Path, source: Path, target: Path, overwrite: bool, progres
 def _figures(file: h5py.File) -> list[str]:
     """What is in a file, in figures."""
     lines, gaps, lost = file["lines"], file["gaps"], file["gaps/lost"][:]
-    missing_s = int((gaps["end_ns"][:] - gaps["begin_ns"][:]).sum()) * 1e-9
+    known, unknown = int(lost[lost > 0].sum()), int((lost < 0).sum())
+    lasted_s = int((gaps["end_ns"][:] - gaps["begin_ns"][:]).sum()) * 1e-9
     return [
         f"{sum(len(line['t_ns']) for line in lines.values())} readings of {len(lines)} lines",
         f"{len(file['phases/begin_ns'])} phases of {len(file['phases/kinds'])} kinds",
-        f"{len(lost)} gaps of {missing_s:.3f} s together, {int(lost[lost > 0].sum())} scans known to be lost in them",
+        lost_text(len(lost), known, unknown) + (f"; over {lasted_s:.3f} s together" if len(lost) else ""),
     ]
 
 

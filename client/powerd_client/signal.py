@@ -7,7 +7,7 @@ a whole; `powerd_analytics.signals` has those whose readings stay in a file and 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -81,9 +81,13 @@ class Readings:
 
     def at(self, i: int) -> Readings:
         """One reading alone, in memory of its own."""
-        one = slice(i, i + 1)
-        codes = {name: column[one].copy() for name, column in self.codes.items()}
-        return Readings(self.t_ns[one].copy(), self.flags[one].copy(), codes)
+        return self.some(i, i + 1)
+
+    def some(self, first: int, behind: int) -> Readings:
+        """Readings ``first`` to ``behind - 1``, in memory of their own."""
+        own = slice(first, behind)
+        codes = {name: column[own].copy() for name, column in self.codes.items()}
+        return Readings(self.t_ns[own].copy(), self.flags[own].copy(), codes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,6 +364,19 @@ def _column(line: RunLine, readings: Readings, name: str) -> NDArray[np.integer]
 
 def _spacing(t: Ints, nominal_ns: int) -> float:
     return float(np.median(np.diff(t))) if len(t) > 2 else float(max(nominal_ns, 1))
+
+
+def usual_spacing(pieces: Iterable[tuple[int, float]], line: RunLine) -> float:
+    """The usual distance of a line's good readings in ns: the median over pieces of their medians, by the readings that
+    each piece has; that of the line's description where there are none."""
+    every = sorted((spacing, count) for count, spacing in pieces)
+    half = sum(count for _, count in every) / 2
+    passed = 0
+    for spacing, count in every:
+        passed += count
+        if passed >= half:
+            return spacing
+    return float(max(line.period_ns, line.accuracy.update_ns, 1))
 
 
 def _any_between(mask: Mask, keep: Mask) -> Mask:

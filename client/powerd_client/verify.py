@@ -20,6 +20,7 @@ from powerd_client.recover import open_run
 from powerd_client.runfile import DIGEST, TIMES, digest, read_json, read_objects, read_texts, reading, texts_of
 from powerd_core.errors import RunFileError
 from powerd_core.model import Flag
+from powerd_core.text import lost_text
 
 State = Literal["ok", "wrong", "unknown"]
 Check = Generator[str, None, str]
@@ -144,7 +145,7 @@ def _gaps(file: h5py.File) -> Check:
     ):
         yield from _rows("gap", bad, why)
     known = int(lost[lost > 0].sum())
-    return f"{len(begin)} gaps, {known} scans lost, and {int(np.count_nonzero(lost < 0))} times nobody knows how many"
+    return lost_text(len(begin), known, int(np.count_nonzero(lost < 0)))
 
 
 def _counts(file: h5py.File) -> Check:

@@ -98,3 +98,22 @@ def significant(value: float, places: int = 4) -> str:
         return f"{value:.{places - 1}e}"
     decimals = places - 1 - floor(log10(abs(value)))
     return f"{round(value, decimals):.{max(decimals, 0)}f}"
+
+
+# Scans that were declared lost, wherever a person reads of them: another thing than seconds without readings.
+
+
+def lost_text(losses: int, scans: int = 0, unknown: int = 0) -> str:
+    """``no scan lost``, or how often scans were lost and how many, as in ``scans lost 3 times: 120, once nobody knows
+    how many``. ``scans`` are those of the losses that are not ``unknown``."""
+    if not losses:
+        return "no scan lost"
+    text = f"scans lost {times(losses)}"
+    if unknown == losses:
+        return f"{text}, nobody knows how many"
+    return f"{text}: {scans}" + (f", {times(unknown)} nobody knows how many" if unknown else "")
+
+
+def times(count: int) -> str:
+    """``once``, ``2 times``."""
+    return "once" if count == 1 else f"{count} times"

@@ -20,6 +20,7 @@ from powerd_core.errors import ConfigError, WireError
 from powerd_core.model import CLOCK_NAME, Description, QuantityConversion, Stream
 from powerd_core.protocol import Subscriber
 from powerd_core.serde import read_description, to_document
+from powerd_core.text import lost_text
 from powerd_core.wire import HEADER_BYTES, Message, encode
 from powerd_daemon.auth import ANYONE, Guard
 from powerd_daemon.clock import Clock, SystemClock
@@ -353,11 +354,12 @@ class Daemon:
     def _line(self) -> str:
         """How it went so far, in one line."""
         intakes, samplers = self._store.intakes.values(), self._supervisor.samplers
+        losses = (sum(getattr(i, name) for i in intakes) for name in ("gaps", "lost_scans", "unknown_gaps"))
         counts = (s.statistics.get("missed_deadlines") for s in samplers)
         missed = sum(count for count in counts if isinstance(count, int))
         restarts, clients = sum(s.restarts for s in samplers), len(self._server.delivery.subscribers)
         return (
             f"powerd ran for {duration(self.uptime_s)}: {sum(i.scans for i in intakes)} scans, "
-            f"{plural(sum(i.gaps for i in intakes), 'gap')}, {plural(missed, 'missed deadline')}, "
+            f"{lost_text(*losses)}, {plural(missed, 'missed deadline')}, "
             f"{plural(restarts, 'sampler restart')}, {plural(clients, 'client')}"
         )

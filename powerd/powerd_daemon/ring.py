@@ -123,6 +123,8 @@ class Intake:
         self.ring = Ring(stream.number, epoch, ring_bytes)
         self._layout, self._scan_bytes = stream.layout, stream.scan_bytes
         self.frames = self.scans = self.gaps = self.lost_scans = self.duplicates = self.holes = 0
+        self.unknown_gaps = 0
+        """Those of which nobody knows how many scans they are."""
 
     def accept(self, frame: bytes, event: Block | Gap) -> None:
         """Append a sampler's frame, which is that of ``event``. A number already seen is dropped and counted; a hole
@@ -154,6 +156,7 @@ class Intake:
         else:
             self.gaps += 1
             self.lost_scans += max(event.lost, 0)
+            self.unknown_gaps += event.lost < 0
 
 
 class Backlog(Protocol):

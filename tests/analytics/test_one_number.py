@@ -9,8 +9,11 @@ import pytest
 from make_campaign import one_run
 from make_run import MS, LineSpec, PhaseSpec, S, constant, make_run, training
 
+from powerd_analytics import phase_table, read_run
 from powerd_analytics.cli import main
+from powerd_analytics.plots.power import draw_quality
 from powerd_analytics.results import result_lines
+from powerd_client.live import LiveLine
 
 FIGURE = r"(≥ )?([\d.]+(?: ± [\d.]+)?) J"
 
@@ -21,9 +24,9 @@ def rails(path):
     return make_run(path, lines, tr.phases, end_ns=tr.end_ns)
 
 
-def with_a_hole(path):
+def with_a_hole(path, length_ns=S // 2):
     tr = training((64,), 20)
-    t = [k for k in range(0, tr.end_ns, 2 * MS) if not S // 2 < k < S]
+    t = [k for k in range(0, tr.end_ns + 1, 2 * MS) if not S // 2 < k < S // 2 + length_ns]
     line = LineSpec("gpu0.a", tr.power(), t_ns=np.array(t), accuracy={"u_gain": 0.01})
     return make_run(path, [line], tr.phases, end_ns=tr.end_ns)
 
@@ -87,6 +90,26 @@ def test_every_place_says_the_same_joules(run, capsys):
     assert abs(float(row["energy_j"]) - float(figure)) <= 0.51 * 10.0**-decimals
     assert figure in page
     assert u95 in page
+
+
+def test_every_place_says_the_same_seconds_without_readings(tmp_path, monkeypatch, capsys):
+    """Of one planted hole of a second, also the picture of quality, and `joules top` while the readings arrive."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    run = with_a_hole(tmp_path / "run.h5", S)
+    _, said_s = of_gpu0("\n".join(result_lines(run)))
+    assert said_s == "998 ms"
+    places = [said(capsys, *place) for place in (("tables", run, "--notes"), ("info", run), ("verify", run),
+                                                 ("top", "--run", run))]  # fmt: skip
+    assert [of_gpu0(text)[1] for text in places] == [said_s] * 4
+    read = read_run(run)
+    (footer,) = [text.get_text() for text in draw_quality(read).texts if "bound: guaranteed" in text.get_text()]
+    assert f"gpu0 {said_s} without readings; no scan lost; " in footer
+    (row,) = phase_table(read).runs
+    live, every = LiveLine(read.line("gpu0.a"), True), read.readings("gpu0.a")
+    for first in range(0, len(every.t_ns), 10):
+        live.take(every.some(first, first + 10))
+    assert live.missing_s == pytest.approx(row.missing_s, abs=1e-9)
 
 
 def test_what_was_remembered_is_forgotten_with_the_file(run, capsys):

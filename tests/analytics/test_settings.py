@@ -7,7 +7,7 @@ from functools import partial
 import h5py
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from make_run import MS, LineSpec, PhaseSpec, S, auxiliary, make_run
 from rich.console import Console
@@ -17,11 +17,12 @@ from powerd_analytics.energy.devices import load_parts, whole_of
 from powerd_analytics.figures import frame_of, rows_of
 from powerd_analytics.iterations import iteration_rows
 from powerd_analytics.results import result_lines
-from powerd_analytics.runs.phases import ENFORCED_CAP
+from powerd_analytics.runs.in_force import ENFORCED_CAP
 from powerd_analytics.settings import settings_of
 from powerd_analytics.table import labels_of, table_of
 from powerd_analytics.terminal_table import print_tree
 from powerd_analytics.uncertainty_table import budget_rows
+from powerd_core.settings import SETTING, UNITS, KnobSetting
 
 CAPS = ((0, 300.0), (20_400, 200.0), (41_700, 250.0))
 """From so many milliseconds on."""
@@ -147,6 +148,8 @@ def added_up(run):
     return table, whole_of(part, p.begin_ns[top], p.end_ns[top])
 
 
+# At 5 s an iteration is under way, and its backward pass alone lies between two readings of the limit that say 150 W.
+@example([5000, 6001], [150.0, 200.0, 250.0], False)
 @settings(max_examples=8, deadline=None)
 @given(
     st.lists(st.integers(5_000, 55_000), min_size=1, max_size=3, unique=True),
@@ -376,3 +379,126 @@ def test_phases_are_apart_by_the_caps_of_all_devices(tmp_path):
     joules = {d: sum(t.energy_j for t in table.totals if t.device == d) for d in ("gpu0", "gpu1")}
     for row in table.runs:
         assert joules[row.device] == pytest.approx(row.phases_j, rel=1e-9)
+
+
+# -- knobs that events state -------------------------------------------------------------------------------------------
+
+CLOCKS = ((0, None), (20_400, 1200.0), (41_700, 900.0))
+"""SM clock that is enforced, in MHz, from so many milliseconds on; the lock begins at 20.4 s."""
+
+
+def stated(at_ms, enforced, knob="sm_clock", device="gpu0", **more):
+    unit = UNITS.get(knob, "")
+    setting = KnobSetting(device, knob, unit, **{"asked": enforced, "requested": enforced, "enforced": enforced} | more)
+    return at_ms * MS, SETTING, setting.values(), 0
+
+
+def locked(path, events, *, lines=(), caps=CAPS, **of_training):
+    """A training whose power follows ``caps``, of which nothing but ``events`` and ``lines`` may tell."""
+    phases, power = trained(caps, **of_training)
+    every = [LineSpec("gpu0.a", power, "gpu0", period_ns=11 * MS), *lines]
+    return read_run(make_run(path, every, phases, end_ns=62 * S, events=events, processes=[{"pid": 1}]))
+
+
+def clocks_of(rows, name="sm_clock_enforced_mhz"):
+    return [r.group.get(name) for r in rows]
+
+
+def test_kinds_of_phases_are_split_where_a_locked_clock_changes(tmp_path):
+    run = locked(tmp_path / "r.h5", [stated(ms, mhz) for ms, mhz in CLOCKS[1:]])
+    table = phase_table(run)
+    assert clocks_of(table.totals) == ["not set", 1200, 900, "changing"]
+    begin, end = ended(run)
+    for total, (watts, from_ms, until_ms) in zip(
+        table.totals, ((300, 0, 20_400), (200, 20_400, 41_700), (250, 41_700, 99_000)), strict=False
+    ):
+        inside = (begin >= from_ms * MS) & (end <= until_ms * MS)
+        assert total.iterations == inside.sum() > 90
+        rows = {r.phase: r for r in table.phases if r.group == total.group}
+        exact_j = watts * ABOVE_W["backward"] * SHARE["backward"] * 0.134 * 300 / watts
+        assert rows["backward"].j_per_batch == pytest.approx(exact_j, rel=0.01)
+    (mixed,) = (t for t in table.totals if t.is_mixed)
+    assert mixed.iterations == len(begin) - sum(t.iterations for t in table.totals if t is not mixed) in (1, 2)
+    assert "the SM clock that was enforced changed 2 times" in table.runs[0].note
+    text = io.StringIO()
+    print_tree(table, Console(file=text, width=80), "r.h5")
+    lines = [line.strip() for line in text.getvalue().splitlines()]
+    names = [f"SM clock {value}" for value in ("not set", "1200 MHz", "900 MHz", "changing")]
+    assert [line for line in lines if line in names] == names
+
+
+def test_without_the_events_nothing_is_split(tmp_path):
+    table = phase_table(locked(tmp_path / "r.h5", []))
+    assert clocks_of(table.totals) == [None]
+
+
+def test_the_frame_has_what_was_asked_requested_and_enforced_of_clocks(tmp_path):
+    events = [
+        stated(1000, 1200.0),
+        stated(1001, 9500.0, "mem_clock"),
+        stated(30_000, 885.0, asked=880.0, requested=900.0),
+    ]
+    observed = auxiliary("gpu0.sm_clock", "clock_hz", lambda t: 0 * t + 8.5e8, 1e6, device="gpu0")
+    run = locked(tmp_path / "r.h5", events, lines=[observed])
+    records = [r for r in rows_of(frame_of(run, phase_table(run))) if r["kind"] == "total"]
+    names = ("clock_hz", "clock_basis", "clock_set", "clock_asked_hz", "clock_requested_hz")
+    assert [tuple(r[n] for n in names) for r in records] == [
+        (1.2e9, "enforced", True, 1.2e9, 1.2e9),
+        (8.85e8, "enforced", True, 8.8e8, 9e8),
+        (None, None, False, None, None),
+    ]
+    assert {(r["memory_clock_hz"], r["memory_clock_basis"]) for r in records} == {(9.5e9, "enforced")}
+    assert "SM clock: 880 MHz were asked, 900 MHz were requested, 885 MHz enforced" in records[1]["note"]
+    assert len({r["attribute_sm_clock_enforced_mhz"] for r in records}) == 3
+    assert clocks_of(phase_table(run).totals, "mem_clock_enforced_mhz") == [None] * 3  # it stayed while phases ran
+
+
+def test_a_clock_that_was_unlocked_again_is_only_observed(tmp_path):
+    observed = auxiliary("gpu0.sm_clock", "clock_hz", lambda t: 0 * t + 8.5e8, 1e6, device="gpu0")
+    run = locked(tmp_path / "r.h5", [stated(1000, 1200.0), stated(30_000, None)], lines=[observed])
+    records = [r for r in rows_of(frame_of(run, phase_table(run))) if r["kind"] == "total"]
+    assert [(r["clock_hz"], r["clock_basis"]) for r in records[:2]] == [(1.2e9, "enforced"), (8.5e8, "observed")]
+
+
+def test_caps_that_events_alone_state_count_as_enforced(tmp_path):
+    events = [stated(ms, w, "power_cap") for ms, w in CAPS]
+    run = locked(tmp_path / "r.h5", events)
+    records = [r for r in rows_of(frame_of(run, phase_table(run))) if r["kind"] == "total"]
+    told = [(r["power_cap_w"], r["power_cap_basis"], r["power_cap_requested_w"]) for r in records]
+    assert told == [*((w, "enforced", w) for _, w in CAPS), (None, None, None)]
+
+
+def test_the_drivers_readings_win_over_an_event_and_the_difference_is_told_once(tmp_path):
+    limit = auxiliary("gpu0.power_limit", "power_limit_w", partial(cap_at, STEADY), device="gpu0")
+    events = [stated(1000, 250.0, "power_cap"), stated(20_000, 200.0, "power_cap")]
+    run = locked(tmp_path / "r.h5", events, lines=[limit], caps=STEADY)
+    table = phase_table(run)
+    assert len(table.totals) == 1
+    records = rows_of(frame_of(run, table))
+    assert {(r["power_cap_w"], r["power_cap_basis"]) for r in records} == {(250.0, "enforced")}
+    said = "an event at 20.000 s says a cap of 200 W, the driver enforced 250 W"
+    assert [r["kind"] for r in records if said in r["note"]] == ["run"]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"lr": 0.1}, {"device": "gpu0", "knob": "sm_clock", "unit": "MHz"},
+     {"device": "gpu0", "knob": "sm_clock", "unit": "Hz", "enforced": 1.2e9},
+     {"device": "gpu0", "knob": "sm_clock", "unit": "MHz", "enforced": "fast"},
+     {"device": "gpu0", "knob": "sm_clock", "unit": "MHz", "enforced": -1.0}],
+)  # fmt: skip
+def test_an_event_of_that_name_that_states_no_knob_parts_nothing(tmp_path, values):
+    run = locked(tmp_path / "r.h5", [(30_000 * MS, SETTING, values, 0)])
+    assert {kind.setting for kind in run.phases.classes} == {None}
+
+
+def test_a_clock_and_a_cap_that_change_apart_set_apart_together(tmp_path):
+    limit = auxiliary("gpu0.power_limit", "power_limit_w", partial(cap_at, CAPS), device="gpu0")
+    run = locked(tmp_path / "r.h5", [stated(30_000, 1200.0)], lines=[limit])
+    totals = phase_table(run).totals
+    both = [(cap_of(t), *clocks_of([t])) for t in totals]
+    assert both == [(300, "not set"), (200, "not set"), (200, 1200), (250, 1200), ("changing", "changing")]
+    (part,) = load_parts(run)
+    top = run.phases.parent < 0
+    whole = whole_of(part, run.phases.begin_ns[top], run.phases.end_ns[top])
+    assert sum(t.energy_j for t in totals) == pytest.approx(whole.energy.energy_j, rel=1e-9)

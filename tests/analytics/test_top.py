@@ -18,9 +18,12 @@ from types import SimpleNamespace
 
 import pytest
 import zmq
+from make_run import LineSpec, PhaseSpec, S, constant, make_run
 from rich.console import Console
 
-from powerd_analytics.top import Screen, document, one_line
+from powerd_analytics import phase_table, read_run
+from powerd_analytics.results import joules_text
+from powerd_analytics.top import ClosedRun, Screen, document, one_line
 from powerd_client.hostclock import now_ns
 from powerd_client.live import Listener, RunPhases
 from powerd_client.live_energy import Energy
@@ -215,13 +218,30 @@ def test_keys_on_a_terminal(daemon, journal):
     writer.mark(writer.kind("forward", {}, "host"))
     daemon.add_block([50_000] * 10)
     terminal = Terminal(daemon.url, "--run", str(journal.with_name("run.h5")))
-    terminal.await_text(r"(?s)nothing lost.*forward.*gpu0\.rail_1.*q quits")
+    terminal.await_text(r"(?s)no scan lost.*forward.*gpu0\.rail_1.*q quits")
     terminal.size(40, 12)
     os.kill(terminal.process.pid, signal.SIGWINCH)
     terminal.await_text(r"gpu0")
     terminal.press("q")
     assert terminal.end() == (0, "")
     writer.close()
+
+
+def test_a_run_that_ends_meanwhile_gets_the_joules_of_its_table(daemon, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    path = make_run(tmp_path / "run.h5", [LineSpec("gpu0.a", constant)], [PhaseSpec("step", S, 2 * S)], end_ns=3 * S)
+    path.with_name("run.h5.journal").mkdir()
+    closed = ClosedRun(path)
+    assert closed.rows() == ()
+    path.with_name("run.h5.journal").rmdir()
+    deadline = time.monotonic() + DEADLINE_S
+    while not closed.rows():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    with listening(daemon) as listener:
+        (row,) = closed.rows()
+        assert row == phase_table(read_run(path)).runs[0]
+        assert f"the run has ended: {joules_text(row)}" in one_line(listener, closed=closed.rows())
 
 
 def test_without_a_terminal_it_prints_an_object_a_second_until_its_reader_goes(daemon):

@@ -2,6 +2,7 @@
 
 import shutil
 import time
+from array import array
 
 import numpy as np
 import pytest
@@ -12,10 +13,12 @@ from powerd_client import Meter
 from powerd_client.live import LiveBoard, RecordingEnergies, RunPhases, powerds_here, runs_here
 from powerd_client.marks import MarkWriter
 from powerd_client.pairing import PhaseSpans, pair_marks
+from powerd_client.signal import Readings, make_signal
 from powerd_core.errors import RunFileError
 from powerd_core.marks import Mark
 from powerd_core.model import (
     UNKNOWN_TIME_NS,
+    Block,
     Column,
     CounterConversion,
     Description,
@@ -44,6 +47,14 @@ def journal(tmp_path):
     return path
 
 
+def timed_block(stream, number, readings):
+    """Times and flags of one line, whose power is 1 W."""
+    n, (t_ns, flags) = len(readings), zip(*readings, strict=True)
+    arrays = array("q", t_ns), array("i", [0] * n), array("H", flags), array("I", [1000] * n)
+    payload = b"".join(a.tobytes() for a in arrays)
+    return Block(stream.number, EPOCH, number, t_ns[0], t_ns[-1], n, stream.layout, payload)
+
+
 def board_of(stream):
     return LiveBoard(make_description(stream, EPOCH))
 
@@ -63,7 +74,7 @@ def test_joules_do_not_depend_on_how_readings_are_cut_into_blocks(pieces):
         assert line.covered_s == pytest.approx((len(watts) - 1) * PERIOD_NS * 1e-9)
 
 
-def test_a_gap_is_counted_and_not_bridged():
+def test_a_loss_is_counted_and_not_bridged():
     stream = make_stream()
     board = board_of(stream)
     board.take(make_block(stream, EPOCH, 0, 10**9, [1000] * 11))
@@ -71,8 +82,49 @@ def test_a_gap_is_counted_and_not_bridged():
     board.take(make_block(stream, EPOCH, 2, 5 * 10**9, [1000] * 11))
     board.take(Gap(0, EPOCH, 3, UNKNOWN_TIME_NS, 6 * 10**9, 1, -1, "no longer in powerd's ring"))
     board.take(Gap(0, EPOCH + 1, 3, 0, 0, 1, 7, "of another life"))
-    assert board.lines["gpu0.rail_0"].energy_j == pytest.approx(0.02)
-    assert (board.gaps, board.unknown_gaps, board.lost_scans) == (2, 1, 4000)
+    line = board.lines["gpu0.rail_0"]
+    assert line.energy_j == pytest.approx(0.02)
+    assert (board.losses, board.unknown_losses, board.lost_scans) == (2, 1, 4000)
+    assert line.missing_s == pytest.approx(4 - 11 * PERIOD_NS * 1e-9)
+    assert line.covered_s == pytest.approx(20 * PERIOD_NS * 1e-9)
+
+
+@given(
+    st.lists(st.booleans(), min_size=30, max_size=60),
+    st.lists(st.integers(1, 12), min_size=1, max_size=60),
+    st.sampled_from([0, int(Flag.MISSING)]),
+)
+def test_seconds_without_readings_are_those_of_the_tables_however_blocks_are_cut(is_there, sizes, flag):
+    """Of readings that nobody took, and of readings that failed."""
+    stream = make_stream(lines=1)
+    is_there = [True] * 60 + is_there + [True] * 60
+    t_ns = [10**9 + k * PERIOD_NS for k in range(len(is_there))]
+    flags = [0 if there else flag for there in is_there]
+    taken = [(t, f) for t, f, there in zip(t_ns, flags, is_there, strict=True) if there or flag]
+    times, told = np.array(taken).T
+    readings = Readings(times, told.astype(np.uint16), {"power_mw": np.full(len(times), 1000)})
+    board, number = board_of(stream), 0
+    while taken:
+        size = sizes[number % len(sizes)]
+        some, taken = taken[:size], taken[size:]
+        board.take(timed_block(stream, number, some))
+        number += 1
+    line = board.lines["gpu0.rail_0"]
+    whole = make_signal(line.line, readings)
+    assert line.missing_s == pytest.approx(float(whole.missing_ns().sum()) * 1e-9, abs=1e-9)
+
+
+def test_seconds_without_readings_go_on_over_a_new_start_of_powerd():
+    stream = make_stream(lines=1)
+    board = board_of(stream)
+    board.take(make_block(stream, EPOCH, 0, 10**9, [1000] * 11))
+    before_ns = 10**9 + 10 * PERIOD_NS
+    again = LiveBoard(make_description(stream, EPOCH + 1), board)
+    again.take(make_block(stream, EPOCH + 1, 0, before_ns + 10**9 // 2, [1000] * 11))
+    line = again.lines["gpu0.rail_0"]
+    assert line.missing_s == pytest.approx(0.5 - PERIOD_NS * 1e-9)
+    assert line.energy_j == pytest.approx(20 * PERIOD_NS * 1e-9)
+    assert again.losses == 1
 
 
 def test_flagged_readings_are_no_values():

@@ -193,7 +193,7 @@ def describe_run(document: Document) -> Iterator[str]:
         )
     for gap in d["gaps"]:
         lost = f"{gap['lost_scans']} scans" if gap["lost_scans"] is not None else "an unknown number of scans"
-        yield f"gap in {gap['stream']}: {lost} in {seconds(gap['time_s'])}: {gap['cause']}"
+        yield f"lost of {gap['stream']}: {lost} over {seconds(gap['time_s'])}: {gap['cause']}"
     if d["wall_clock_anchors"]:
         yield f"wall clock: {d['wall_clock_anchors']} anchors, for `joules trace`"
     yield from (f"{message['level']}: {message['text']}" for message in d["messages"])

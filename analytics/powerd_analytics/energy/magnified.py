@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from powerd_analytics.energy.budget import KINDS, LIMIT
 from powerd_analytics.energy.devices import Part, PhaseColumns, interval_budget, interval_energies, part_phase_energies
 from powerd_analytics.energy.uncertainty import NORMAL
-from powerd_analytics.runs.in_force import CHANGING
 from powerd_analytics.runs.phases import Phases, merged, without
 from powerd_analytics.runs.ranks import ranks_of
 from powerd_analytics.runs.run import Run
@@ -120,9 +119,11 @@ def _stretches(p: Phases) -> dict[int, _Stretches]:
     process and under the same setting, or else first behind them."""
     repeated: dict[int, list[NDArray[np.intp]]] = {}
     for number, kind in enumerate(p.classes):
-        if not (kind.is_magnified and kind.name.startswith(MAGNIFIED)) or kind.setting == CHANGING:
-            continue
         name, setting = kind.name.removeprefix(MAGNIFIED), kind.setting
+        if not (kind.is_magnified and kind.name.startswith(MAGNIFIED)):
+            continue
+        if setting is not None and setting.is_changing:
+            continue
         alike = (c.name == name and c.setting == setting and not c.is_magnified for c in p.classes)
         ordinary = np.flatnonzero(p.of([i for i, is_alike in enumerate(alike) if is_alike]))
         rows = np.flatnonzero((p.label == number) & ~p.cut)

@@ -28,7 +28,7 @@ from powerd_analytics.plots.style import (
     styled,
 )
 from powerd_analytics.runs.phases import Phases
-from powerd_analytics.runs.run import Progress, Run, no_progress
+from powerd_analytics.runs.run import Progress, Run, RunDevice, no_progress
 from powerd_analytics.signals import (
     FAR_NS,
     Points,
@@ -45,10 +45,11 @@ from powerd_analytics.signals import (
     summed_of,
 )
 from powerd_analytics.table import LAYER, check_table, group_text, table_of
-from powerd_analytics.text import device_text, digits, seconds, with_u95
+from powerd_analytics.text import device_text, digits, first_of, seconds, with_u95
 from powerd_analytics.trainings import Length, prepared
 from powerd_client.signal import Signal
 from powerd_core.errors import AnalysisError
+from powerd_core.text import lost_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -331,7 +332,7 @@ def draw_quality(run: Run, device: str | None = None, *, progress: Progress = no
     for k, gap in enumerate(run.gaps):
         for ax in axes[0]:
             ax.axvspan(_s(run, gap.begin_ns), _s(run, gap.end_ns), color=PALETTE[5], alpha=0.25, lw=0,
-                       label="recorded gap" if k == 0 and ax is rate else None)  # fmt: skip
+                       label="scans lost" if k == 0 and ax is rate else None)  # fmt: skip
     if not lost.collections and not run.gaps:
         lost.text(0.5, 0.5, "no holes between readings", transform=lost.transAxes, ha="center", color="#666666")
     clock.set(ylabel="clock bound (± µs)", ylim=(0, None))
@@ -346,12 +347,20 @@ def draw_quality(run: Run, device: str | None = None, *, progress: Progress = no
         if ax.lines:
             legend_beside(ax)
     more = f"; {len(every) - len(names)} more lines are not drawn" if len(every) > len(names) else ""
-    missing_s = max(missing_of(signal, run.begin_ns, run.end_ns)[0] for signal in signals)
-    most = "the line that misses most: " if len(signals) > 1 else ""
-    missing = f"{most}{seconds(missing_s) if missing_s else '0 s'} without readings"
-    note = f"{missing}; {len(run.gaps)} recorded gaps; bound: guaranteed, ± half-width{more}"
+    loaded = dict(zip(names, signals, strict=True))
+    missing = [f"{d.name} {_missing(run, d, loaded)} without readings" for d in devices if d.feeds]
+    lost_scans = [gap.lost for gap in run.gaps if gap.lost >= 0]
+    losses = lost_text(len(run.gaps), sum(lost_scans), len(run.gaps) - len(lost_scans))
+    note = f"{first_of(missing, ', ')}; {losses}; bound: guaranteed, ± half-width{more}"
     kinds = {run.lines[n].provenance.value for n in names}
     return finish(figure, f"{run.path.name}: clock and data quality", kinds, note)
+
+
+def _missing(run: Run, device: RunDevice, loaded: Mapping[str, Signal]) -> str:
+    """Seconds without readings of a device, as its table has them: of its feeds, the one that misses most."""
+    signals = (loaded.get(name) or load_bounded(run, name) for name in device.feeds)
+    missing_s = max(missing_of(signal, run.begin_ns, run.end_ns)[0] for signal in signals)
+    return seconds(missing_s) if missing_s else "0 s"
 
 
 def _s(run: Run, t_ns: Any) -> Any:

@@ -29,7 +29,7 @@ from powerd_core.text import printable
 LONG = 60
 """A text longer than this may be broken into lines."""
 MOST_ROWS = 200
-"""Of gaps and of messages."""
+"""Of losses and of messages."""
 MISSING = 1e-3
 """Share of a recording from which on its missing readings are spoken of, as in the notes of the tables."""
 UNITS = ("s", "ms", "µs", "Hz", "J", "%")
@@ -150,12 +150,13 @@ def lines_sheet(lines: Sequence[tuple[Run, Signal, str]], names: Names) -> Table
             "full scale": len(s.clipped_ns) + len(s.clipped_low_ns),
             "rate Hz": 1e9 / s.spacing_ns if s.spacing_ns > 0 and len(s) > 1 else None,
             "missing s": missing_s,
-            "longest gap s": longest_s,
+            "longest without s": longest_s,
             "window ms": s.window_ns * 1e-6,
             "age ms": s.centre_ns * 1e-6,
         })  # fmt: skip
     note = "missing: seconds of the recording without readings of this line; of a device's lines, the one that misses "
-    note += "most counts; window: what one reading averages over; age: how far its middle can lie from its timestamp"
+    note += "most counts; longest without: the longest time between two good readings; window: what one reading "
+    note += "averages over; age: how far its middle can lie from its timestamp"
     return _sheet("lines", "Lines", rows, note)
 
 
@@ -191,7 +192,7 @@ def gaps_sheet(runs: Sequence[Run], names: Names) -> Table:
         for run in runs
         for g in run.gaps
     ]
-    return _sheet("gaps", "Recorded gaps", rows, most=MOST_ROWS)
+    return _sheet("gaps", "Scans lost", rows, most=MOST_ROWS)
 
 
 def messages_sheet(runs: Sequence[Run], names: Names) -> Table:
@@ -215,7 +216,7 @@ def quality_notes(runs: Sequence[Run], frame: Frame, names: Names) -> list[str]:
     if (floats(whole, "missing_s") > MISSING * floats(whole, "time_s")).any():
         notes.append("Readings are missing: for how long, whatever the cause, stands under whole recordings.")
     elif not any(r.gaps for r in runs):
-        notes.append("No gap was recorded, and no recording lacks readings for a thousandth of its time.")
+        notes.append("No scan was lost, and no recording lacks readings for a thousandth of its time.")
     return notes
 
 

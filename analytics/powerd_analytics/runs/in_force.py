@@ -1,25 +1,35 @@
-"""The power caps in force: what drivers enforced at each moment of a run, as step functions of time.
+"""The settings in force: what drivers enforced at each moment of a run, as step functions of time.
 
 A driver is asked for its limit now and then, mostly once a second, so a change lies somewhere between two readings.
 That stretch belongs to neither setting. A limit counts as another one when it differs by more than `TOLERANCE_W` for at
 least two readings in a row: the enforced limit is the least of all that limit a card, and on some cards one of these
-dips for a moment. Whatever knows moments at which a setting changed makes `Steps` of them; `Timeline.of` puts the steps
-of all devices together.
+dips for a moment. No driver tells a clock that was locked: that is known by
+events (`powerd_core.settings`), which are exact in time. Whatever knows moments at which a setting changed makes
+`Steps` of them; `Timeline.of` puts the steps of all devices and knobs together.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
+
+from powerd_core.settings import UNITS
 
 Ints = NDArray[np.int64]
 Values = NDArray[np.float64]
 
 TOLERANCE_W = 0.5
 """Limits are set in whole watts and told in milliwatts."""
+_ENFORCED = "_enforced_"
+ENFORCED_CAP = "power_cap_enforced_w"
+"""What a group calls the cap that drivers enforced, in a run in which that changed. The attribute ``power_cap_w`` is
+what a script states."""
+NOT_SET = "not set"
+"""What is said of a knob before anybody has stated it, and after it was put back."""
 MOST_SETTINGS = 64
 """A limit that takes more values than this was not set but wanders, and parts nothing."""
 _FIRST_NS, _LAST_NS = np.iinfo(np.int64).min, np.iinfo(np.int64).max
@@ -37,24 +47,60 @@ def _rounded(watts: float) -> int | float:
 
 @dataclass(frozen=True, slots=True)
 class Enforced:
-    """The caps that drivers enforced while a phase ran."""
+    """What drivers enforced while a phase ran."""
 
     caps_w: tuple[tuple[str, float], ...] = ()
-    """Each device whose driver tells its limit, by name; empty where one of them changed while the phase ran."""
+    """Each device whose driver tells its limit, by name, and 0 W as long as nobody has said it."""
+    others: tuple[tuple[str, str, float], ...] = ()
+    """The same of other knobs: name as of `enforced_name`, device, value in the unit that the name ends with."""
+    changing: tuple[str, ...] = ()
+    """Where a setting changed while the phase ran: the names of all knobs that changed in the run."""
 
     @property
     def is_changing(self) -> bool:
-        return not self.caps_w
+        return not (self.caps_w or self.others)
+
+    def of(self, name: str, device: str) -> float | None:
+        """What was enforced of a knob by its `enforced_name`, None where it is not told."""
+        return next((x for own, who, x in self.others if (own, who) == (name, device)), None)
 
     @property
     def value(self) -> int | float | str:
         """What sets groups of phases apart: watts where all devices have one cap, else a text."""
-        devices: dict[int | float, list[str]] = {}
-        for device, watts in self.caps_w:
-            devices.setdefault(_rounded(watts), []).append(device)
-        if len(devices) == 1:
-            return next(iter(devices))
-        return ", ".join(f"{watts} W on {' and '.join(names)}" for watts, names in devices.items()) or "changing"
+        return _together(self.caps_w, "W") if self.caps_w else "changing"
+
+    @property
+    def group(self) -> dict[str, int | float | str]:
+        """By the name of each knob that changed in the run, what it was set to."""
+        if self.is_changing:
+            return dict.fromkeys(self.changing or (ENFORCED_CAP,), "changing")
+        own = {ENFORCED_CAP: self.value} if self.caps_w else {}
+        for name in dict.fromkeys(name for name, _, _ in self.others):
+            unit = knob_of(name)[1]
+            own[name] = _together([(device, x) for other, device, x in self.others if other == name], unit)
+        return own
+
+
+def _together(values: Sequence[tuple[str, float]], unit: str) -> int | float | str:
+    """The one value that all devices have, else a text; a knob that is not set has no number."""
+    devices: dict[int | float, list[str]] = {}
+    for device, value in values:
+        devices.setdefault(_rounded(value), []).append(device)
+    texts = {value: f"{value} {unit}" if value else NOT_SET for value in devices}
+    if len(devices) == 1:
+        return next(value or NOT_SET for value in devices)
+    return ", ".join(f"{texts[value]} on {' and '.join(names)}" for value, names in devices.items())
+
+
+def enforced_name(knob: str, unit: str) -> str:
+    """What a group calls what was enforced of a knob: ``sm_clock_enforced_mhz``."""
+    return f"{knob}{_ENFORCED}{unit.lower()}"
+
+
+def knob_of(name: str) -> tuple[str, str]:
+    """The knob and the unit of an `enforced_name`; empty texts for any other name."""
+    knob, is_one, unit = name.rpartition(_ENFORCED)
+    return (knob, UNITS.get(knob, unit)) if is_one else ("", "")
 
 
 CHANGING = Enforced()
@@ -62,18 +108,18 @@ CHANGING = Enforced()
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """What one driver enforced, in watts, from each change to the next."""
+    """What one driver enforced of one knob, from each change to the next."""
 
-    watts: tuple[float, ...]
+    values: tuple[float, ...]
     """[k + 1] each differs from the one before; the first and the last reach back and on for ever."""
     changes_ns: tuple[tuple[int, int], ...] = ()
     """[k] the last moment known of the setting before, and the first of the next one."""
 
     def between(self, begin_ns: int, end_ns: int) -> tuple[float, ...]:
-        """The caps that were in force at any moment between two, in order."""
+        """What was in force at any moment between two, in order."""
         first = sum(end <= begin_ns for _, end in self.changes_ns)
         last = sum(begin < end_ns for begin, _ in self.changes_ns)
-        return self.watts[first : max(first, last) + 1]
+        return self.values[first : max(first, last) + 1]
 
 
 def without_repeats(t_ns: Ints, watts: Values) -> tuple[Ints, Values]:
@@ -123,21 +169,48 @@ def _levels(watts: Sequence[float]) -> Iterator[tuple[int, int]]:
     yield first, last
 
 
+def stated_steps(t_ns: Sequence[int], values: Sequence[float | None]) -> Steps:
+    """The steps that events state, in the order of their times: from each moment on. Before, nothing is set (0)."""
+    levels, changes = [0.0], []
+    for t, value in zip(t_ns, values, strict=True):
+        if (value or 0.0) != levels[-1]:
+            levels.append(value or 0.0)
+            changes.append((t, t))
+    return Steps(tuple(levels), tuple(changes))
+
+
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """The caps of all devices of a run. Changes that overlap are one."""
+    """The settings of all devices of a run. Changes that overlap are one."""
 
     steps: Mapping[str, Steps] = field(default_factory=dict)
-    """By device."""
+    """Power caps by device."""
     begin_ns: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
     end_ns: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
     """[k] the stretches in which a setting changed, in order and apart."""
     settings: tuple[Enforced, ...] = ()
     """[k + 1] before, between and behind them; empty where nothing changed."""
+    others: Mapping[tuple[str, str], Steps] = field(default_factory=dict)
+    """Other knobs, by `enforced_name` and device."""
+    by_line: frozenset[str] = frozenset()
+    """Devices whose power cap their driver tells all along; that of others is known by events."""
+    changed: tuple[str, ...] = ()
+    """The names of the knobs of which one changed, power caps first."""
 
     @classmethod
-    def of(cls, steps: Mapping[str, Steps]) -> Timeline:
-        told = {device: steps[device] for device in sorted(steps) if len(set(steps[device].watts)) <= MOST_SETTINGS}
+    def of(
+        cls,
+        steps: Mapping[str, Steps],
+        others: Mapping[tuple[str, str], Steps] = MappingProxyType({}),
+        within: tuple[int, int] = (_FIRST_NS, _LAST_NS),
+    ) -> Timeline:
+        """Of knobs that changed between two moments, such as the first phase's begin and the last one's end."""
+        every = {(ENFORCED_CAP, device): steps[device] for device in sorted(steps)}
+        every |= {key: others[key] for key in sorted(others)}
+        told = {key: s for key, s in every.items() if len(set(s.values)) <= MOST_SETTINGS}
+        # A knob that stays sets nothing apart.
+        changed = tuple(dict.fromkeys(name for (name, _), s in told.items() if len(s.between(*within)) > 1))
+        told = {key: s for key, s in told.items() if key[0] in changed}
         changes: list[list[int]] = []
         for begin, end in sorted(change for s in told.values() for change in s.changes_ns):
             if changes and begin <= changes[-1][1]:
@@ -145,13 +218,24 @@ class Timeline:
             else:
                 changes.append([begin, end])
         if not changes:
-            return cls(steps)
+            return cls(steps, others=others)
         begin_ns, end_ns = np.array(changes, np.int64).T
-        settings = [
-            Enforced(tuple((device, s.between(since_ns, since_ns)[0]) for device, s in told.items()))
-            for since_ns in (_FIRST_NS, *end_ns.tolist())
-        ]
-        return cls(steps, begin_ns, end_ns, tuple(settings))
+        settings = []
+        for since_ns in (_FIRST_NS, *end_ns.tolist()):
+            here = [(name, device, s.between(since_ns, since_ns)[0]) for (name, device), s in told.items()]
+            caps_w = tuple((device, watts) for name, device, watts in here if name == ENFORCED_CAP)
+            settings.append(Enforced(caps_w, tuple(x for x in here if x[0] != ENFORCED_CAP)))
+        return cls(steps, begin_ns, end_ns, tuple(settings), others, changed=changed)
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Those of which something is known."""
+        return tuple(dict.fromkeys([*self.steps, *(device for _, device in self.others)]))
+
+    @property
+    def changing(self) -> Enforced:
+        """The setting of phases during which a knob was changed."""
+        return Enforced(changing=self.changed)
 
     def spans(self, begin_ns: Ints, end_ns: Ints) -> tuple[Ints, NDArray[np.bool_]]:
         """[m] the number of the last setting that intervals can have seen the begin of, and whether they lie in it."""

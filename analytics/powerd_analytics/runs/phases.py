@@ -13,7 +13,7 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from powerd_analytics.runs.in_force import CHANGING, Enforced, Timeline
+from powerd_analytics.runs.in_force import Enforced, Timeline
 from powerd_client.board_times import check_times
 from powerd_client.marks import crowded
 from powerd_client.phase import MAGNIFY
@@ -23,10 +23,6 @@ OPERATIONS = "operations_per_sample"
 EXECUTED = "operations_executed_per_sample"
 """The attributes that describe the model's work, as the paper counts it (one forward pass) and as forward and backward
 together run it (`joules operations` counts both); they do not tell one group of phases from another."""
-
-ENFORCED_CAP = "power_cap_enforced_w"
-"""What a group calls the cap that drivers enforced, in a run in which that changed. The attribute ``power_cap_w`` is
-what a script states."""
 
 AT_A_TIME = 1 << 20
 """Phases for which more than what is kept of them is in memory together."""
@@ -73,7 +69,7 @@ class PhaseClass:
         """The same with what was enforced, where that changed in the run."""
         if self.setting is None:
             return self.family
-        return tuple(sorted({**dict(self.family), ENFORCED_CAP: self.setting.value}.items()))
+        return tuple(sorted({**dict(self.family), **self.setting.group}.items()))
 
 
 @dataclass(frozen=True)  # without slots: what follows from the columns is worked out once
@@ -225,19 +221,20 @@ def read_phases(group: h5py.Group) -> Phases:
 
 def parted(phases: Phases, timeline: Timeline) -> Phases:
     """The phases with classes that are apart by what drivers enforced while they ran. Those during which that changed
-    are of no setting (`CHANGING`). The same phases where all ran under one setting."""
+    are of no setting (`Timeline.changing`). The same phases where all ran under one setting."""
     if not timeline.settings:
         return phases
-    kinds = (*dict.fromkeys(timeline.settings), CHANGING)
+    changing = timeline.changing
+    kinds = (*dict.fromkeys(timeline.settings), changing)
     of_span = np.array([kinds.index(setting) for setting in timeline.settings])
     code = np.empty(len(phases), np.int64)
     for some in pieces(len(phases)):
         span, is_in = timeline.spans(phases.begin_ns[some], phases.end_ns[some])
-        setting = np.where(is_in, of_span[span], kinds.index(CHANGING))
+        setting = np.where(is_in, of_span[span], kinds.index(changing))
         code[some] = phases.label[some].astype(np.int64) * len(kinds) + setting
     different = np.unique(np.concatenate([code[:0], *(np.unique(code[some]) for some in pieces(len(code)))])).tolist()
     settings = {kinds[number % len(kinds)] for number in different}
-    if len(settings) < 2 and CHANGING not in settings:
+    if len(settings) < 2 and changing not in settings:
         return phases
     label = np.empty(len(phases), np.int32)
     for some in pieces(len(phases)):

@@ -18,7 +18,15 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from powerd_analytics.runs.in_force import Steps, Timeline, steps_of, without_repeats
+from powerd_analytics.runs.in_force import (
+    ENFORCED_CAP,
+    Steps,
+    Timeline,
+    enforced_name,
+    stated_steps,
+    steps_of,
+    without_repeats,
+)
 from powerd_analytics.runs.phases import Phases, parted, pieces, read_phases
 from powerd_client.board_times import check_times
 from powerd_client.phase import RESULT
@@ -30,6 +38,7 @@ from powerd_core.calibration import CalibrationFile, SensorCalibration, recalibr
 from powerd_core.errors import AnalysisError, ConfigError, WireError
 from powerd_core.model import BAD, Accuracy, Conversion, Provenance, QuantityConversion, ShuntConversion, quantity_of
 from powerd_core.serde import MAX_PERIOD_NS, check_conversion, from_document
+from powerd_core.settings import SETTING, KnobSetting, setting_in
 
 Ints = NDArray[np.int64]
 Progress = Callable[[float, str], None]
@@ -125,7 +134,7 @@ class Run:
     wrong: tuple[str, ...] = ()
     """How the file contradicts itself, as far as that is seen without its readings; see `powerd_client.verify`."""
     enforced: Timeline = field(default_factory=Timeline)
-    """The power caps that drivers enforced; where they changed, they part the phases' classes."""
+    """What drivers enforced: power caps and other knobs; where one changed, it parts the phases' classes."""
 
     @property
     def begin_ns(self) -> int:
@@ -217,19 +226,21 @@ def read_run(path: str | Path, *, progress: Progress = no_progress) -> Run:
                 if name not in lines or lines[name].is_auxiliary:
                     raise ValueError(f"device {device.name!r} is fed by {name!r}, which is no line of power")
         clocks = {name: _clock(group) for name, group in file["clocks"].items()}
-        enforced = Timeline.of(_steps(file["lines"], lines.values(), clocks))
         processes = tuple(read_objects(file["processes"])) if "processes" in file else ()
+        events = _events(file["events"], processes) if "events" in file else ()
+        phases = read_phases(file["phases"])
+        enforced = _timeline(_steps(file["lines"], lines.values(), clocks), events, phases)
         return Run(
             path=path,
             attributes=attributes,
             lines=lines,
             devices=devices,
-            phases=parted(read_phases(file["phases"]), enforced),
+            phases=parted(phases, enforced),
             clocks=clocks,
             gaps=_gaps(file["gaps"]),
             processes=processes,
             messages=tuple(read_objects(file["messages"])),
-            events=_events(file["events"], processes) if "events" in file else (),
+            events=events,
             environment=dict(read_json(attributes.get("environment") or "{}")),
             command=tuple(str(word) for word in read_json(attributes.get("command") or "[]")),
             wrong=tuple(wrong_at_first_sight(file)),
@@ -309,6 +320,25 @@ def _steps(group: h5py.Group, lines: Iterable[RunLine], clocks: Mapping[str, Run
             if len(t_ns):
                 steps[line.device] = steps_of(t_ns, watts, bound_ns)
     return steps
+
+
+def _timeline(caps: Mapping[str, Steps], events: Sequence[Event], phases: Phases) -> Timeline:
+    """What was enforced: of a power cap as its driver tells all along, else as events state."""
+    stated: dict[tuple[str, str], list[tuple[int, float | None]]] = {}
+    for t_ns, setting in stated_settings(events):
+        key = enforced_name(setting.knob, setting.unit), setting.device
+        stated.setdefault(key, []).append((t_ns, setting.enforced))
+    steps = {key: stated_steps(*zip(*own, strict=True)) for key, own in stated.items()}
+    by_event = {device: s for (name, device), s in steps.items() if name == ENFORCED_CAP}
+    others = {key: s for key, s in steps.items() if key[0] != ENFORCED_CAP}
+    within = (int(phases.begin_ns.min()), int(phases.end_ns.max())) if len(phases) else (0, 0)
+    return replace(Timeline.of(by_event | dict(caps), others, within), by_line=frozenset(caps))
+
+
+def stated_settings(events: Iterable[Event]) -> list[tuple[int, KnobSetting]]:
+    """What events state of knobs, in the order of their times."""
+    settings = [(e.t_ns, setting_in(e.values)) for e in events if e.name == SETTING]
+    return sorted(((t_ns, s) for t_ns, s in settings if s is not None), key=lambda own: own[0])
 
 
 def _limits(reader: LineReader, line: RunLine) -> tuple[Ints, NDArray[np.float64]]:

@@ -65,9 +65,9 @@ def test_tables_and_info_carry_every_gap_with_its_cause(tmp_path):
     (row,) = phase_table(run).runs
     assert row.missing_s == pytest.approx(0.08 + 0.8 + 0.04, abs=0.01)
     for text in (
-        "missing 80.0 ms in 1 gaps: 2 blocks were not received",
-        "missing 801 ms in 1 gaps: powerd was started anew",
-        "missing 40.0 ms in 1 gaps: 1 blocks were not received",
+        "scans lost once over 80.0 ms: 2 blocks were not received",
+        "scans lost once over 801 ms: powerd was started anew",
+        "scans lost once over 40.0 ms: 1 blocks were not received",
     ):
         assert text.split(": ")[1] in row.note
     said = "\n".join(describe_run(run_document(run)))

@@ -5,7 +5,7 @@ import pytest
 from command import joules
 from make_run import MS, LineSpec, PhaseSpec, S, auxiliary, make_run
 
-from powerd_analytics.runs.phases import ENFORCED_CAP
+from powerd_analytics.runs.in_force import ENFORCED_CAP
 from powerd_analytics.runs.run import read_run
 from powerd_analytics.table import phase_table
 from powerd_client.phase import HEAD_START, MAGNIFIED, MAGNIFY

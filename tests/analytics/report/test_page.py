@@ -169,5 +169,5 @@ def test_missing_readings_and_what_is_not_resolvable_are_said(tmp_path):
     for table in ("recordings", "lines"):
         assert float(page.column(table, "missing s")[0][1]) == pytest.approx(missing_s)
     assert ("–", None) in page.column("phases", "J/batch")
-    assert float(page.column("lines", "longest gap s")[0][1]) == pytest.approx(1.002)
+    assert float(page.column("lines", "longest without s")[0][1]) == pytest.approx(1.002)
     assert documents(page)[0]["traces"][0]["gaps"] == [[998_000, 2_000_000]]

@@ -32,7 +32,7 @@ def seconds(*watts):
 )
 def test_a_limit_changes_when_it_stays_at_another_one(watts, steps):
     found = seconds(*watts)
-    assert found.watts == pytest.approx(steps.watts)
+    assert found.values == pytest.approx(steps.values)
     assert found.changes_ns == steps.changes_ns
 
 
@@ -46,7 +46,7 @@ def test_repeats_tell_nothing(watts):
     t_ns = np.arange(len(watts), dtype=np.int64) * S
     every, some = steps_of(t_ns, np.array(watts)), steps_of(*without_repeats(t_ns, np.array(watts)))
     assert every.changes_ns == some.changes_ns
-    assert every.watts == pytest.approx(some.watts, abs=0.1)
+    assert every.values == pytest.approx(some.values, abs=0.1)
 
 
 @given(st.lists(st.tuples(st.integers(2, 6), st.sampled_from([100.0, 150.0, 200.0])), min_size=1, max_size=8))
@@ -61,7 +61,7 @@ def test_between_two_changes_every_moment_has_the_cap_that_was_read(pieces):
     for i in np.flatnonzero(np.diff(watts)).tolist():
         assert steps.between(i * S, (i + 1) * S) == (watts[i], watts[i + 1])
         assert timeline.holds(CHANGING, np.array([i * S + S // 2]))[0]
-    assert steps.between(BEFORE, BEHIND)[:: len(steps.watts) or 1][0] == watts[0]
+    assert steps.between(BEFORE, BEHIND)[:: len(steps.values) or 1][0] == watts[0]
 
 
 def test_devices_that_change_together_change_once():

@@ -1,0 +1,55 @@
+"""The event that states what a knob of a device is set to: asked, requested, enforced.
+
+No driver tells a clock that was locked, so what is in force is known by events in time. Whoever sets a knob, or puts it
+back, states it when the driver's answer is there: ``meter.event(SETTING, **KnobSetting(...).values())``. The setting
+holds from that moment until the next event of the same device and knob. Before the first one nobody knows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from math import isfinite
+from typing import Any
+
+SETTING = "setting"
+"""The name of these events. One of that name with other values is somebody else's, and states nothing."""
+UNITS = {"power_cap": "W", "sm_clock": "MHz", "mem_clock": "MHz"}
+"""Knobs that are known, and their units; an event may be of any other one, in its own unit."""
+
+
+@dataclass(frozen=True, slots=True)
+class KnobSetting:
+    """What a knob is set to. A value is None where there is none: a clock that is no longer locked enforces nothing."""
+
+    device: str
+    knob: str
+    unit: str
+    asked: float | None = None
+    """By whoever holds the knob."""
+    requested: float | None = None
+    """Of the driver."""
+    enforced: float | None = None
+    """By the driver, as it was read back."""
+
+    def values(self) -> dict[str, Any]:
+        """The event's values."""
+        return asdict(self)
+
+
+def setting_in(values: Mapping[str, Any]) -> KnobSetting | None:
+    """What the values of an event state; None where they are no setting, or in another unit than the knob has."""
+    names = [values.get(name) for name in ("device", "knob", "unit")]
+    numbers = [values.get(name) for name in ("asked", "requested", "enforced")]
+    if not all(isinstance(name, str) and name for name in names) or "enforced" not in values:
+        return None
+    if not all(x is None or _is_amount(x) for x in numbers):
+        return None
+    device, knob, unit = map(str, names)
+    if UNITS.get(knob, unit) != unit:
+        return None
+    return KnobSetting(device, knob, unit, *(None if x is None else float(x) for x in numbers))
+
+
+def _is_amount(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value) and value > 0
