@@ -80,13 +80,13 @@ def make_demo(path: Path) -> Path:
 
 
 def make_minute(path: Path) -> Path:
-    import bench_truth as truth
+    from trainings import known
 
-    samples = next(s for s in truth.SENSORS if s.low_pass)
-    instant = truth.Sensor("nvml", 0.1, low_pass=0.0133, centre=0.013, noise=2.0, stays=6.0)
-    counter = truth.Sensor("nvml_energy", 1.0, counter=True, centre=0.1, noise=0.0)
-    return truth.make(
-        path, truth.Case(samples, "exponential", 0.131, seconds=60.0, pause=0.02, beside=(instant, counter))
+    samples = next(s for s in known.SENSORS if s.low_pass)
+    instant = known.Sensor("nvml", 0.1, low_pass=0.0133, centre=0.013, noise=2.0, stays=6.0)
+    counter = known.Sensor("nvml_energy", 1.0, counter=True, centre=0.1, noise=0.0)
+    return known.make(
+        path, known.Scenario(samples, "exponential", 0.131, seconds=60.0, pause=0.02, beside=(instant, counter))
     ).path
 
 

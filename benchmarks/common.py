@@ -33,14 +33,21 @@ def machine() -> str:
     return f"{os.cpu_count()} cores {model}, CPython {platform.python_version()}, Linux {platform.release()}"
 
 
-def options(text: str | None, **defaults: Any) -> argparse.Namespace:
-    """The command line's options by their defaults: a number, or a list of them."""
-    parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+def options(
+    text: str | None, words: Sequence[str] | None = None, program: str | None = None, **defaults: Any
+) -> argparse.Namespace:
+    """The command line's options by their defaults: a number, a text, a list of them, or False for what may be said."""
+    parser = argparse.ArgumentParser(
+        prog=program, description=text, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     for name, default in defaults.items():
+        if default is False:
+            parser.add_argument(f"--{name.replace('_', '-')}", action="store_true")
+            continue
         is_list = isinstance(default, list)
         kind, nargs = type(default[0] if is_list else default), "+" if is_list else None
         parser.add_argument(f"--{name.replace('_', '-')}", type=kind, nargs=nargs, default=default)
-    return parser.parse_args()
+    return parser.parse_args(words)
 
 
 @contextmanager

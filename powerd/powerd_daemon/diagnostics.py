@@ -23,7 +23,7 @@ from powerd_core.text import printable
 from powerd_daemon.clock import Clock, SystemClock
 from powerd_daemon.commands import add_format_option
 from powerd_daemon.config import NOTHING, Config, load_config
-from powerd_daemon.plan import BusPlan, ask_adapter, plan_file, rate_text, read_bus, smbus_note
+from powerd_daemon.plan import BusPlan, plan_file, plan_here, read_bus, smbus_note
 from powerd_daemon.scan import Answer, buses, held_by_kernel, open_simulated, scan_bus
 from powerd_daemon.sources.ina.bus import READ_PERIODS, OpenBus, Read, RegisterBus, open_bus
 from powerd_daemon.sources.ina.chips import CONFIG, Settings
@@ -118,10 +118,11 @@ def run(arguments: argparse.Namespace) -> int:
     if config is None and arguments.file_only:
         raise ConfigError("check --file-only: name the file")
     machine = Machine()
-    plans = [] if config is None else plan_file(arguments.file, combined=True)
-    if not arguments.file_only:
-        plans = [ask_adapter(plan, machine.open_bus) for plan in plans]
-    findings = [] if config is None else [check_config(arguments.file, config), *check_plans(arguments.file, plans)]
+    findings = []
+    if config is not None:
+        path = arguments.file
+        plans = plan_file(path) if arguments.file_only else plan_here(path, open_bus=machine.open_bus)
+        findings = [check_config(path, config), *check_plans(path, plans)]
     if not arguments.file_only:
         for one in (check_ports, check_bus_speed, check_sensors, check_powercap, check_nvml, check_scheduler):
             findings += one(machine, config)
@@ -130,13 +131,20 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps([asdict(f) for f in findings], indent=2))
     else:
         for f in findings:
-            print(fill(printable(f"{f.verdict:<4}  {f.area}: {f.what}"), WIDTH, subsequent_indent="      "))
+            print(_folded(f"{f.verdict:<4}  {f.area}: {f.what}"))
             if f.remedy:
-                remedy = printable(f"-> {f.remedy}")
-                print(fill(remedy, WIDTH, initial_indent="      ", subsequent_indent="      "))
+                print(_folded(f"-> {f.remedy}", first="      "))
         counts = Counter(f.verdict for f in findings)
         print(", ".join(f"{counts[verdict]} {verdict}" for verdict in (OK, WARN, FAIL)))
     return int(any(f.verdict == FAIL for f in findings))
+
+
+def _folded(text: str, first: str = "") -> str:
+    """Lines for people. Paths and options stay whole, so that they can be copied."""
+    return fill(
+        printable(text), WIDTH, initial_indent=first, subsequent_indent="      ", break_on_hyphens=False,
+        break_long_words=False,
+    )  # fmt: skip
 
 
 def _uses(config: Config | None, *kinds: str) -> bool:
@@ -153,14 +161,17 @@ def check_config(path: Path, config: Config) -> Finding:
 
 
 def check_plans(path: Path, plans: Iterable[BusPlan]) -> Iterator[Finding]:
-    """Whether every bus and its chips can do what the file asks of them: `powerd run` refuses what they cannot."""
+    """The verdict of `powerd plan` on every bus. `powerd run` refuses what fails here."""
+    more = f"the arithmetic: powerd plan {path}"
     for plan in plans:
-        for problem in plan.problems:
-            yield Finding("plan", FAIL, f"{plan.bus.source}: {problem}", f"the arithmetic: powerd plan {path}")
-        if not plan.problems:
-            achievable = rate_text(plan.achievable_hz)
-            what = f"{plan.bus.source}: {plan.bus.options.rate_hz:g} Hz asked, {achievable} Hz achievable"
-            yield Finding("plan", OK, f"{what}; {smbus_note(plan)}" if plan.bus.is_smbus else what)
+        source = plan.bus.source
+        yield from (Finding("plan", FAIL, f"{source}: {problem}", more) for problem in plan.problems)
+        if plan.problems:
+            continue
+        what = f"{source}: {plan.verdict}"
+        if plan.bus.is_smbus:
+            what += f"; {smbus_note(plan)}"
+        yield Finding("plan", WARN, what, more) if plan.doubts else Finding("plan", OK, what)
 
 
 def check_ports(machine: Machine, config: Config | None) -> Iterator[Finding]:

@@ -117,7 +117,17 @@ class BusPlan:
     achievable_hz: float
     """What wire and chips allow in the adapter's mode (the slower one where it is not known)."""
     problems: tuple[str, ...]
-    """Why it cannot work; empty for a plan that does."""
+    """Why it cannot work, whatever the adapter is."""
+    doubts: tuple[str, ...]
+    """Why it cannot work if the adapter reads singly, where it is not known how the adapter reads."""
+
+    @property
+    def verdict(self) -> str:
+        """The one line on the rate: what is achievable, what is asked, and whether that is enough."""
+        asked_hz, word = self.bus.options.rate_hz, "enough"
+        if self.achievable_hz < asked_hz:
+            word = "too slow, unless the adapter combines reads" if self.doubts else "too slow"
+        return f"achievable {rate_text(self.achievable_hz)} Hz, asked {asked_hz:g} Hz: {word}"
 
 
 def plan_bus(bus: Bus) -> BusPlan:
@@ -128,12 +138,13 @@ def plan_bus(bus: Bus) -> BusPlan:
     for sensor, settings in bus.bank:
         device = sensor.device or o.device
         budgets.append(Budget(f"{device}.{sensor.name}", device, sensor, settings, o.accuracy(sensor, settings)))
-    best, problems = modes[0 if bus.combined else 1], []
+    best, problems, doubts = modes[0 if bus.combined else 1], list[str](), list[str]()
     if o.rate_hz > best.limit_hz:
         pace = f"{best.periods:g} SCL periods a scan at {o.scl_hz / 1000:g} kHz"
         if o.read_us:
             pace = f"{best.transactions:g} reads a scan of up to {o.read_us / 1000:g} ms"
-        problems.append(
+        is_known = bus.combined is not None or o.rate_hz > modes[0].limit_hz
+        (problems if is_known else doubts).append(
             f"rate_hz = {o.rate_hz:g} is more than the bus can carry: {pace} allow {best.limit_hz:.1f} scans a second"
         )
     slowest_ns = bus.bank.longest_cycle_ns
@@ -154,7 +165,7 @@ def plan_bus(bus: Bus) -> BusPlan:
             for sensor, settings in bus.bank
             if settings.type.code_bytes != 2
         ]
-    return BusPlan(bus, modes, tuple(budgets), min(best.limit_hz, 1e9 / slowest_ns), tuple(problems))
+    return BusPlan(bus, modes, tuple(budgets), min(best.limit_hz, 1e9 / slowest_ns), tuple(problems), tuple(doubts))
 
 
 def _mode(bus: Bus, *, combined: bool) -> Mode:
@@ -196,8 +207,7 @@ def plan_text(plan: BusPlan, loads_w: Mapping[str, float]) -> str:
             f"  {s.cycle_ns / 1000:>8.0f} ({s.longest_cycle_ns / 1000:.0f})  {1e9 / s.longest_cycle_ns:7.0f}"
             f"  {s.coverage:.1%}"
         )
-    verdict = "enough" if plan.achievable_hz >= o.rate_hz else "too slow"
-    rows += ["", f"  achievable {rate_text(plan.achievable_hz)} Hz, asked {o.rate_hz:g} Hz: {verdict}", ""]
+    rows += ["", f"  {plan.verdict}", ""]
     rows.append("  limits                  I gain  V gain  shunt   zero mA   step mA  clips at A       W")
     rows += [
         f"  {b.line:<22} {b.limits.current_gain:6.2%}  {b.limits.bus_gain:6.2%}  {b.sensor.shunt_tolerance:5.2%}"
@@ -210,7 +220,7 @@ def plan_text(plan: BusPlan, loads_w: Mapping[str, float]) -> str:
         fed_by = [b for b in plan.budgets if b.device == device]
         if len(fed_by) > 1:
             rows.append(_uncertainty(f"{device}, {len(fed_by)} lines", fed_by, loads))
-    rows += [f"  refused: {problem}" for problem in plan.problems]
+    rows += [f"  refused: {problem}" for problem in (*plan.problems, *plan.doubts)]
     return "\n".join(map(printable, rows)) + "\n"
 
 
@@ -257,6 +267,11 @@ def plan_file(path: Path, *, combined: bool | None = None) -> list[BusPlan]:
     tables = build_options(Document, read_document(path), str(path)).source
     buses = [read_bus(table, f"{path}: [[source]] {i} ({table.get('kind')})") for i, table in enumerate(tables, 1)]
     return [plan_bus(b if b.combined is not None else replace(b, combined=combined)) for b in buses if b is not None]
+
+
+def plan_here(path: Path, *, combined: bool | None = None, open_bus: OpenBus = open_bus) -> list[BusPlan]:
+    """The same with what the adapters of this machine say. Raises `ConfigError`."""
+    return [ask_adapter(plan, open_bus) for plan in plan_file(path, combined=combined)]
 
 
 def ask_adapter(plan: BusPlan, open_bus: OpenBus = open_bus) -> BusPlan:
@@ -324,7 +339,7 @@ def _load(text: str) -> tuple[str, float]:
 def run(arguments: argparse.Namespace) -> None:
     """Raises `ConfigError` after printing when a bus or its chips cannot do what is asked of them."""
     adapter = None if arguments.adapter is None else arguments.adapter == "combined"
-    plans = [ask_adapter(p) for p in plan_file(arguments.file, combined=adapter)]
+    plans = plan_here(arguments.file, combined=adapter)
     loads_w = dict(arguments.load)
     names = {name for p in plans for b in p.budgets for name in (b.line, b.device)}
     for name in loads_w.keys() - names:
@@ -335,8 +350,9 @@ def run(arguments: argparse.Namespace) -> None:
         print(plan_text(p, loads_w))
     for p in plans:
         for problem in p.problems:
-            hint = " (if your adapter combines reads: --adapter combined)" if p.bus.combined is None else ""
-            raise ConfigError(f"{p.bus.where}: {problem}{hint}")
+            raise ConfigError(f"{p.bus.where}: {problem}")
+        for doubt in p.doubts:
+            raise ConfigError(f"{p.bus.where}: {doubt} (if your adapter combines reads: --adapter combined)")
     load_config(arguments.file)
     if not plans:
         print(f"{arguments.file}: no source reads a bus of sensors (kinds ina and sim): nothing to plan")

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from powerd_analytics import phase_table, read_run
 from powerd_analytics.energy.devices import load_parts, whole_of
+from powerd_analytics.energy.states import MOST_STATES, States
 from powerd_analytics.figures import frame_of, rows_of
 from powerd_analytics.iterations import iteration_rows
 from powerd_analytics.results import result_lines
@@ -166,6 +167,23 @@ def test_groups_add_up_to_all_of_the_training(tmp_path_factory, moments, watts, 
     assert sum(t.iterations for t in found.totals) == len(begin)
     assert sum(r.iterations for r in found.phases if r.phase == "forward") == len(begin)
     assert len(run.phases.classes) > (4 if outer else 3)
+
+
+def test_a_sweep_of_many_caps_tells_each_of_them(tmp_path):
+    """It has more states than one setting may have: caps beyond that were one state together, and not resolvable."""
+    caps = tuple((7_000 * k, 300.0 - 8 * k) for k in range(14))
+    phases, power = trained(caps, begin_s=1, end_s=96)
+    limit = auxiliary("gpu0.power_limit", "power_limit_w", partial(cap_at, caps), device="gpu0")
+    run = read_run(
+        make_run(tmp_path / "r.h5", [LineSpec("gpu0.a", power, period_ns=11 * MS), limit], phases, end_ns=98 * S)
+    )
+    assert len(States.of(run.phases).bin_ends_s) > MOST_STATES
+    rows = [r for r in phase_table(run).phases if r.phase in SHARE and cap_of(r) != "changing"]
+    assert len(rows) == 2 * len(caps)
+    for row in rows:
+        exact_j = cap_of(row) * ABOVE_W[row.phase] * SHARE[row.phase] * int(134 * MS * 300 / cap_of(row)) * 1e-9
+        assert row.j_per_batch == pytest.approx(exact_j, abs=row.u95_j)
+        assert row.u95_j < 0.05 * exact_j
 
 
 def test_records_and_the_terminal_say_the_cap(run, table):

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from powerd_daemon.cli import main
-from powerd_daemon.diagnostics import FAIL, OK, check_plans
+from powerd_daemon.diagnostics import FAIL, OK, WARN, check_plans
 from powerd_daemon.plan import Bus, BusPlan, ask_adapter, plan_bus, plan_file, plan_text, read_bus
 from powerd_daemon.sources.base import Start
 from powerd_daemon.sources.ina.bus import FUNC_I2C, FUNC_WORDS
@@ -115,7 +115,7 @@ def test_the_commands_print_and_refuse(tmp_path: Path, capsys: pytest.CaptureFix
         assert err.count("\n") == 1
     assert main(["check", str(fast), "--file-only"]) == 1
     assert "which allows 105 Hz" in capsys.readouterr().out.replace("\n      ", " ")
-    found = [next(check_plans(file, plan_file(file, combined=True))) for file in (fast, good)]
+    found = [next(check_plans(file, plan_file(file))) for file in (fast, good)]
     assert [(f.verdict, "105 Hz" in f.what) for f in found] == [(FAIL, True), (OK, False)]
 
 
@@ -159,3 +159,24 @@ def test_a_rate_of_thousands_is_a_whole_number(tmp_path: Path) -> None:
         '[{ name = "a", address = 0x40, chip = "INA226", shunt_adc = "140us", bus_adc = "140us" }]\n'
     )
     assert "achievable 3247 Hz" in plan_text(plan_file(file)[0], {})
+
+
+@pytest.mark.parametrize(("rate_hz", "verdict"), [(500, OK), (520, WARN)])
+def test_check_and_plan_name_one_rate(
+    rate_hz: int, verdict: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Eight chips at 400 kHz: single reads carry 515 scans a second, combined ones 530.
+    file = tmp_path / "card.toml"
+    sensors = ", ".join(f'{{ name = "{s["name"]}", address = {s["address"]} }}' for s in EIGHT)
+    file.write_text(f'[[source]]\nkind = "ina"\nbus = 99\nrate_hz = {rate_hz}\nsensors = [{sensors}]\n')
+    planned_status = main(["plan", str(file)])
+    out, err = capsys.readouterr()
+    (said,) = [row.strip() for row in out.splitlines() if "achievable" in row]
+    assert said.startswith(f"achievable 515 Hz, asked {rate_hz} Hz")
+    # Where combined reads would do, `plan` names its option, and `check` warns: `powerd run` does not refuse that.
+    assert planned_status == (0 if verdict == OK else 2)
+    assert ("--adapter combined" in err) == (verdict == WARN)
+    assert main(["check", str(file), "--file-only"]) == 0
+    checked = " ".join(capsys.readouterr().out.split())
+    assert f"{verdict} plan: ina: {said}" in checked
+    assert (f"the arithmetic: powerd plan {file}" in checked) == (verdict == WARN)

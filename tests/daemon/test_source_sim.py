@@ -2,18 +2,21 @@
 
 from itertools import pairwise
 from math import isclose
+from random import Random
 
 import pytest
 from conformance import EPOCH, Opened, SourceConformance
 
-from powerd_core.model import BAD, Flag, Provenance
+from powerd_core.model import BAD, Block, Flag, Provenance
 from powerd_core.wire import decode
 from powerd_daemon.sampler import Outbox, Sampling
 from powerd_daemon.sources.base import Start
 from powerd_daemon.sources.ina.sensor_accuracy import Sensor
 from powerd_daemon.sources.sim.bus import VirtualClock
-from powerd_daemon.sources.sim.source import SimOptions, SimSource
+from powerd_daemon.sources.sim.source import MOST_LATE_NS, SimOptions, SimSource
 from powerd_daemon.sources.sim.waveforms import NOMINAL_V, SHARES, waveform_from_detail
+
+S = 1_000_000_000
 
 
 def run(scans: int, **options: object) -> tuple[Opened, dict[str, tuple[list[int], list[float]]]]:
@@ -91,6 +94,74 @@ def test_a_simulation_that_this_machine_runs_late_is_whole():
         true_a = [load.power_w(t_ns, line.name[5:]) / NOMINAL_V[line.name[5:]] for t_ns in r["t_ns"]]
         near = [isclose(s * 10e-6 / 0.05, a, rel_tol=0.05) for s, a in zip(r["shunt"], true_a, strict=True)]
         assert sum(near) > 0.9 * len(near)  # but for those that average over a step of the load
+
+
+class Oversleeping(VirtualClock):
+    """A busy machine's clock: sleeps end late, by up to ``most_ns``, and once by 45 s; never where that is 0."""
+
+    def __init__(self, most_ns: int) -> None:
+        super().__init__()
+        self.has_stood = False
+        self._random, self._most_ns, self.late_ns = Random(4), most_ns, 0
+
+    def sleep_until(self, t_ns: int) -> None:
+        if self._most_ns and t_ns > self.t_ns:
+            is_once = self.t_ns > 3 * S and not self.has_stood
+            late_ns = 45 * S if is_once else round(self._most_ns * self._random.random() ** 8)
+            self.has_stood |= is_once
+            self.late_ns += late_ns
+            t_ns += late_ns
+        super().sleep_until(t_ns)
+
+
+def sampled(clock: Oversleeping, until_ns: int, **options: object) -> tuple[Sampling, dict[str, dict[str, list[int]]]]:
+    """A sampler on a clock, and what it has sent of each line up to a moment."""
+    outbox, streams = Outbox(1 << 30), []
+    sampling = Sampling(
+        lambda start: SimSource(SimOptions(**options), start),
+        Start("sim", EPOCH, 0, clock),
+        outbox,
+        block_ns=20_000_000,
+        on_open=lambda described, _devices: streams.extend(described),
+    )
+    sampling.open()
+    made: list[Block] = []
+    while not made or made[-1].t_last_ns < until_ns:
+        sampling.step()
+        outbox.drain(lambda frame: made.append(decode(frame)) or True)
+    opened = Opened(SimSource(SimOptions(**options), Start("sim", EPOCH, 0, clock)), clock, tuple(streams[:1]), ())
+    found = {line.name: opened.readings(made, line.name) for line in streams[0].lines}
+    counts = {name: sum(t_ns < until_ns for t_ns in r["t_ns"]) for name, r in found.items()}
+    return sampling, {name: {key: list(x)[: counts[name]] for key, x in r.items()} for name, r in found.items()}
+
+
+@pytest.mark.parametrize("waveform", ["training", "telegraph"])
+def test_readings_are_the_same_on_a_busy_machine(waveform):
+    options = {"waveform": waveform, "rate_hz": 50.0, "seed": 3}
+    until_ns = 1_000_000_000 + 60 * S
+    _, punctual = sampled(Oversleeping(0), until_ns, **options)
+    clock = Oversleeping(2 * S)
+    late, busy = sampled(clock, until_ns, **options)
+    assert late.deadlines is not None
+    assert late.deadlines.missed > 2000  # it was late
+    assert clock.late_ns > 45 * S
+    assert late.statistics()["missed_deadlines"] == 0
+    assert busy == punctual
+    for readings in punctual.values():
+        assert len(readings["t_ns"]) > 2900
+        assert not any(readings["flags"])
+        assert all(abs(b - a - S // 50) < 10_000 for a, b in pairwise(readings["t_ns"]))
+
+
+def test_what_a_machine_that_stood_too_long_has_missed_is_a_hole():
+    clock = VirtualClock()
+    source = SimSource(SimOptions(rate_hz=50.0), Start("sim", EPOCH, 0, clock))
+    opened = Opened(source, clock, *source.open())
+    made = opened.run(20)
+    clock.sleep_until(clock.now_ns() + MOST_LATE_NS + S)
+    made += opened.run(20) + source.finish()
+    r = opened.readings(made, "gpu0.pcie_12v")
+    assert sum(bool(f & Flag.MISSING) for f in r["flags"]) > 20
 
 
 MIXED = (

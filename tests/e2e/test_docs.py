@@ -5,12 +5,14 @@ import re
 import shlex
 from pathlib import Path
 
+import bench_trainings
 import pytest
 
 from powerd_analytics.cli.app import app
 from powerd_daemon.commands import make_parser
 
 ROOT = Path(__file__).parents[2]
+RUNNER = ROOT / "benchmarks/bench_trainings.py"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), ROOT / "firmware/README.md"]
 PAGES += [ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md"]
 NAMED = [pytest.param(page, id=str(page.relative_to(ROOT))) for page in PAGES]
@@ -76,6 +78,23 @@ def test_commands_and_their_options_exist(page):
     assert not wrong
 
 
+def wrong_of_case(words):
+    """What `bench_trainings` does not know of these words: its cases have options of their own."""
+    if not words or words[0].startswith("-"):
+        return [f"{RUNNER.name} {word}" for word in words]
+    if words[0] not in bench_trainings.CASES:
+        return [f"{RUNNER.name}: {words[0]} is no case"]
+    case, _ = bench_trainings.load(words[0])
+    known = [f"--{name}".replace("_", "-") for name in case.options]
+    return [f"{RUNNER.name} {words[0]} {o}" for o in own_options(" ".join(words)) if o not in known]
+
+
+def test_a_case_that_does_not_exist_and_its_options_are_found():
+    assert wrong_of_case(["random", "--runs", "3", "--seed", "1"]) == []
+    assert wrong_of_case(["random", "--stretches", "3"]) == [f"{RUNNER.name} random --stretches"]
+    assert wrong_of_case(["truth"]) == [f"{RUNNER.name}: truth is no case"]
+
+
 @pytest.mark.parametrize("page", NAMED)
 def test_benchmarks_and_examples_have_the_options_shown(page):
     wrong = []
@@ -84,6 +103,9 @@ def test_benchmarks_and_examples_have_the_options_shown(page):
             path = ROOT / script
             if not path.is_file():
                 wrong.append(f"{script} does not exist")
+                continue
+            if path == RUNNER:
+                wrong += wrong_of_case(rest.split())
                 continue
             source = path.read_text(encoding="utf-8")
             by_default = re.findall(r"\b(\w+)=", " ".join(re.findall(r"options\(__doc__, .*", source)))

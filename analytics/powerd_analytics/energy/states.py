@@ -23,7 +23,11 @@ Ints = NDArray[np.int64]
 Values = NDArray[np.float64]
 
 MOST_STATES = 48
-"""States with bins of their own; those with the least time beyond that are one state together."""
+"""States with bins of their own for each setting in force; those with the least time beyond that are one state
+together."""
+MOST_OF_SETTINGS = 256
+"""The same of all settings together. A sweep of 33 caps has 201, and takes 13 s instead of 2 s; the axis of `_bins_ns`
+has room for 1,000."""
 FINEST_S, FINEST_SHARE = 0.1e-3, 1 / 64
 """Age of the first bin's end: so many seconds, or this share of the state's usual length where that is longer."""
 EARLY_S = np.array([0.1, 0.2, 0.4, 0.8, 1.2, 1.6, 2.0, 2.4, 2.8, 3.2]) * 1e-3
@@ -40,8 +44,8 @@ LEAST_STRETCH, MOST_STRETCH = 0.5, 2.0
 OFTEN = 10
 """Times that a state begins, beyond which what it followed only once is not usual."""
 _SEED = 20240817
-_FOREVER_NS, _LONGEST = 1 << 50, 56
-"""Of intervals without a beginning or an end; and the power of 2 in nanoseconds that none reaches: two years."""
+_FOREVER_NS, _LONGEST = 1 << 50, 52
+"""Of intervals without a beginning or an end; and the power of 2 in nanoseconds at which ages end: 52 days."""
 
 
 @dataclass(frozen=True)  # without slots: what follows from the fields is worked out once
@@ -131,7 +135,8 @@ class States:
         state = _told_apart(keys, inner)
         length = np.zeros(len(state))
         length[1:-1] = np.diff(edge_ns) * 1e-9
-        state, lumped = _most_common(state, length)
+        settings = len({kind.setting for kind in phases.classes})
+        state, lumped = _most_common(state, length, min(MOST_STATES * max(settings, 1), MOST_OF_SETTINGS))
         numbers = int(state.max(initial=0)) + 1
         usual = _usual_length(state, length, numbers)
         bin_ends = tuple(_bin_ends(x, is_fine=True) for x in usual)
@@ -173,6 +178,7 @@ class States:
         age = np.append(inner, end_ns) - starts
         late = np.maximum(age - early[state], 0)
         age += (late / stretch).astype(np.int64) - late
+        age = np.minimum(age, (1 << _LONGEST) - 1)  # the last bin of a state has no end
         count = np.searchsorted(axis, (state << _LONGEST) + age, "left") - base[state]
         column = np.arange(count.sum()) + np.repeat(base[state] - np.cumsum(count) + count, count)
         at = np.repeat(starts, count) + begins[column]
@@ -237,16 +243,16 @@ def _told_apart(keys: Values, inner: NDArray[np.bool_]) -> NDArray[np.int32]:
     return _numbered(code)[0]
 
 
-def _most_common(state: NDArray[np.int32], length: Values) -> tuple[NDArray[np.int32], int]:
-    """Numbers [e] of at most `MOST_STATES` states, and which of them stands for several."""
+def _most_common(state: NDArray[np.int32], length: Values, most: int) -> tuple[NDArray[np.int32], int]:
+    """Numbers [e] of at most so many states, and which of them stands for several."""
     numbers = int(state.max(initial=0)) + 1
-    if numbers <= MOST_STATES:
+    if numbers <= most:
         return state, -1
     time = np.bincount(state, weights=length, minlength=numbers)
     order = np.argsort(-time, kind="stable")
-    new = np.full(numbers, MOST_STATES - 1, np.int32)
-    new[order[: MOST_STATES - 1]] = np.arange(MOST_STATES - 1)
-    return new[state], MOST_STATES - 1
+    new = np.full(numbers, most - 1, np.int32)
+    new[order[: most - 1]] = np.arange(most - 1)
+    return new[state], most - 1
 
 
 def _usual_length(state: NDArray[np.int32], length: Values, numbers: int) -> Values:

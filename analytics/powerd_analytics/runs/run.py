@@ -27,6 +27,7 @@ from powerd_analytics.runs.in_force import (
     steps_of,
     without_repeats,
 )
+from powerd_analytics.runs.nesting import nested
 from powerd_analytics.runs.phases import Phases, parted, pieces, read_phases
 from powerd_client.board_times import check_times
 from powerd_client.phase import RESULT
@@ -228,7 +229,7 @@ def read_run(path: str | Path, *, progress: Progress = no_progress) -> Run:
         clocks = {name: _clock(group) for name, group in file["clocks"].items()}
         processes = tuple(read_objects(file["processes"])) if "processes" in file else ()
         events = _events(file["events"], processes) if "events" in file else ()
-        phases = read_phases(file["phases"])
+        phases = nested(read_phases(file["phases"]))
         enforced = _timeline(_steps(file["lines"], lines.values(), clocks), events, phases)
         return Run(
             path=path,

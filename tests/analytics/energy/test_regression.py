@@ -1,16 +1,11 @@
 """The regression's three values against plain linear algebra, and the search for the noise."""
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from make_run import MS, LineSpec, make_run, training
-
-sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
-import bench_truth as truth
+from trainings import known, truth
 
 from powerd_analytics import phase_energies, read_run
 from powerd_analytics.energy import lines, regression
@@ -105,7 +100,7 @@ def test_updates_behind_power_that_settles_are_not_too_high(tmp_path):
     # At 500 exact readings a second, corrected up to 2 ms behind an edge alone, they were 0.2 % too high on average.
     errors = []
     for seed in range(70_000_000, 70_000_012):
-        made = truth.make(tmp_path / "r.h5", truth.update_case(seed))
+        made = known.make(tmp_path / "r.h5", truth.update_scenario(seed))
         each = phase_energies(read_run(made.path), "gpu0")
         own = np.array([p[0] == "update" for p in made.phases])
         begin, end = (np.array([p[k] for p in made.phases]) for k in (1, 2))

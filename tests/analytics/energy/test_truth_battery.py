@@ -1,26 +1,24 @@
 """Tables of runs whose joules are exactly known, made by a generator that knows nothing of the estimator."""
 
-import sys
 from dataclasses import replace
-from pathlib import Path
 
+import bench_trainings
+import h5py
 import numpy as np
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
-import bench_truth as truth
 from make_run import MS, LineSpec, PhaseSpec, make_run
+from trainings import known, truth
 
 from powerd_analytics import phase_energies, phase_table, read_run
 from powerd_analytics.compare import compare, run_samples
 
-TWO_RAILS = next(s for s in truth.SENSORS if s.lines == 2)
+TWO_RAILS = next(s for s in known.SENSORS if s.lines == 2)
 
 
 def figures_of(cases, path):
     rng, found = np.random.default_rng(1), []
     for case in cases:
-        found += truth.score(truth.make(path / "run.h5", case), rng, singles=6)[0]
+        found += truth.score(known.make(path / "run.h5", case), rng, singles=6)[0]
     return found
 
 
@@ -30,7 +28,7 @@ def inside(figures, kind):
 
 def test_figures_lie_within_their_intervals(tmp_path):
     # Each sensor with each family once.
-    cases = [replace(c, seconds=min(c.seconds, 8.0)) for c in map(truth.random_case, range(60))]
+    cases = [replace(c, seconds=min(c.seconds, 8.0)) for c in map(truth.random_scenario, range(60))]
     figures = figures_of(cases, tmp_path)
     for kind in truth.KINDS:
         assert inside(figures, kind) >= 0.92, kind
@@ -41,8 +39,8 @@ def test_figures_lie_within_their_intervals(tmp_path):
 
 def test_short_phases_whose_lengths_vary_are_off_alike_at_their_edges(tmp_path):
     # What is not known of the timing moves as many joules in the shortest of them as in the longest.
-    made = truth.make(
-        tmp_path / "run.h5", truth.Case(TWO_RAILS, "steps", 0.005, 0.1, jitter=0.5, seed=107, seconds=4.0)
+    made = known.make(
+        tmp_path / "run.h5", known.Scenario(TWO_RAILS, "steps", 0.005, 0.1, jitter=0.5, seed=107, seconds=4.0)
     )
     each = phase_energies(read_run(made.path), "gpu0")
     begin, end = (np.array([p[k] for p in made.phases]) for k in (1, 2))
@@ -52,7 +50,7 @@ def test_short_phases_whose_lengths_vary_are_off_alike_at_their_edges(tmp_path):
 
 def test_readings_that_share_most_of_what_they_see_are_not_taken_for_independent(tmp_path):
     # Of windows of a second, ten times a second. If they were, forward would be 13 % off (rms), by up to 1.8 U95.
-    case = truth.random_case(5000926)
+    case = truth.random_scenario(5000926)
     assert (case.sensor.window, case.sensor.period, case.family) == (1.0, 0.1, "restless")
     figures = figures_of([replace(case, seed=seed) for seed in range(9_000_001, 9_000_009)], tmp_path)
     forward = [f for f in figures if (f.kind, f.name) == ("mean", "forward")]
@@ -64,7 +62,7 @@ def test_readings_that_share_most_of_what_they_see_are_not_taken_for_independent
 @pytest.mark.parametrize("seed", [5001267, 8000607])
 def test_the_last_phase_need_not_end_as_the_others_do(seed, tmp_path):
     # Behind it is idle power, and what is wrong with the timing counts for more: by that it was 6.2 and 4.5 U95 off.
-    made = truth.make(tmp_path / "run.h5", truth.random_case(seed))
+    made = known.make(tmp_path / "run.h5", truth.random_scenario(seed))
     each = phase_energies(read_run(made.path), "gpu0")
     name, begin, end, _ = made.phases[-1]
     assert name == "update"
@@ -75,8 +73,8 @@ def test_the_last_phase_need_not_end_as_the_others_do(seed, tmp_path):
 def test_a_phase_shorter_than_a_bin_is_no_better_known_than_power_moves_within_one(tmp_path):
     # 0.22 ms behind a low-pass of 13 ms, as updates on a GPU are: power lags by more, so that they have the end of
     # backward. With no more than what is unsure of its bin's mean they were known to 2 %, and 10 to 13 % off on a GPU.
-    low_pass = next(s for s in truth.SENSORS if s.low_pass)
-    case = truth.Case(
+    low_pass = next(s for s in known.SENSORS if s.low_pass)
+    case = known.Scenario(
         low_pass, "steps", 0.0725, jitter=0.002, lag=0.9e-3, seed=1, seconds=24.0, shares=(0.303, 0.694, 0.003),
         watts=(610.0, 555.0, 440.0), names=("forward", "backward", "update"),
     )  # fmt: skip
@@ -89,7 +87,7 @@ def test_a_phase_shorter_than_a_bin_is_no_better_known_than_power_moves_within_o
 @pytest.mark.parametrize("seed", [12000433, 12000853])
 def test_power_that_comes_sooner_in_shorter_phases_does_not_tell_the_timing(seed, tmp_path):
     # It pretends to: the mean of data was 10.4 and 3.6 U95 off.
-    case = replace(truth.random_case(seed), jitter=0.5)
+    case = replace(truth.random_scenario(seed), jitter=0.5)
     assert (case.sensor.name, case.family) == ("chip 500/s", "ramps")
     data = next(f for f in figures_of([case], tmp_path) if (f.kind, f.name) == ("mean", "data"))
     assert abs(data.off) < 3.3
@@ -97,17 +95,17 @@ def test_power_that_comes_sooner_in_shorter_phases_does_not_tell_the_timing(seed
 
 
 def test_totals_do_not_alias(tmp_path):
-    cases = [replace(c, seconds=8.0) for c in truth.grid_cases()[::9]]
+    cases = [replace(c, seconds=8.0) for c in truth.grid_scenarios()[::9]]
     # Of 64 readings in a row all see the same phase, and of ramps the residuals of many are alike.
-    cases += [c for c in truth.grid_cases() if c.family == "ramps" and 10 < 1e3 * c.iteration < 10.01]
+    cases += [c for c in truth.grid_scenarios() if c.family == "ramps" and 10 < 1e3 * c.iteration < 10.01]
     figures = figures_of(cases, tmp_path)
     assert max(abs(f.off) for f in figures if f.kind == "total") < 1.5
 
 
 def test_pauses_take_no_joules_from_iterations(tmp_path):
-    cases = [replace(c, seconds=8.0) for c in truth.pause_cases()[::5]]
+    cases = [replace(c, seconds=8.0) for c in truth.pause_scenarios()[::5]]
     # A pause of 0.4 ms, which a lag of as much would put into the iteration.
-    cases += [c for c in truth.pause_cases() if "100 of 100" in c.sensor.name and c.iteration == 0.02][:1]
+    cases += [c for c in truth.pause_scenarios() if "100 of 100" in c.sensor.name and c.iteration == 0.02][:1]
     figures = figures_of(cases, tmp_path)
     assert max(abs(f.off) for f in figures if f.kind in ("iteration", "total")) < 2
     assert inside(figures, "iteration") >= 0.7
@@ -115,9 +113,9 @@ def test_pauses_take_no_joules_from_iterations(tmp_path):
 
 def test_a_state_that_no_reading_sees_has_no_number(tmp_path):
     # A reading every 10 ms, always at the same moment of an iteration of 20 ms.
-    sensor = replace(truth.SENSORS[4], noise=0.0)
-    case = truth.Case(sensor, "steps", 0.02, jitter=0.0, seconds=8.0)
-    made = truth.make(tmp_path / "run.h5", case)
+    sensor = replace(known.SENSORS[4], noise=0.0)
+    case = known.Scenario(sensor, "steps", 0.02, jitter=0.0, seconds=8.0)
+    made = known.make(tmp_path / "run.h5", case)
     figures, refused = truth.score(made, np.random.default_rng(0))
     assert refused >= 1
     notes = [row.note for row in phase_table(read_run(made.path)).phases if row.j_per_batch is None]
@@ -127,15 +125,15 @@ def test_a_state_that_no_reading_sees_has_no_number(tmp_path):
     assert all(abs(f.off) < 1.5 for f in totals)
 
 
-COUNTER = truth.Sensor("counter", 1.0, counter=True, centre=0.1, noise=0.0)
-INSTANT = truth.Sensor("instant", 0.1, low_pass=0.0133, centre=0.013, noise=2.0, stays=6.0)
+COUNTER = known.Sensor("counter", 1.0, counter=True, centre=0.1, noise=0.0)
+INSTANT = known.Sensor("instant", 0.1, low_pass=0.0133, centre=0.013, noise=2.0, stays=6.0)
 
 
 @pytest.mark.parametrize(("beside", "share"), [(INSTANT, 0.22), (COUNTER, 0.04)])
 def test_another_line_tells_the_joules_where_all_readings_see_the_same_moments(beside, share, tmp_path):
     # As a GPU's driver: a sample every 20 ms behind a low-pass, iterations of exactly 20 ms, and joules each second or
     # power ten times a second, somewhere within 26 ms and every few seconds elsewhere.
-    case = truth.in_step_cases()[0]
+    case = truth.in_step_scenarios()[0]
     assert (case.iteration, case.beside) == (0.02, ())
     alone, both = (
         {f.name: f for f in figures_of([replace(case, beside=lines)], tmp_path) if f.kind in ("iteration", "total")}
@@ -152,11 +150,11 @@ def test_another_line_tells_the_joules_where_all_readings_see_the_same_moments(b
 @pytest.mark.parametrize("beside", [INSTANT, COUNTER])
 @pytest.mark.parametrize("factor", [0.2, 1.2])
 def test_a_line_of_another_power_changes_no_figure(beside, factor, tmp_path):
-    case = truth.Case(truth.SENSORS[6], "exponential", 0.027, seconds=20.0, beside=(beside,))
-    path = truth.make(tmp_path / "run.h5", case).path
+    case = known.Scenario(known.SENSORS[6], "exponential", 0.027, seconds=20.0, beside=(beside,))
+    path = known.make(tmp_path / "run.h5", case).path
     tables = []
     for by in (1.0, factor, 0.0):
-        with truth.h5py.File(path, "r+") as file:
+        with h5py.File(path, "r+") as file:
             name = f"lines/gpu0.{beside.name}"
             if by:
                 file[f"{name}/c"][:] = np.round(file[f"{name}/c"][:] * by).astype(np.int64)
@@ -170,7 +168,9 @@ def test_a_line_of_another_power_changes_no_figure(beside, factor, tmp_path):
 
 def test_phases_of_which_readings_see_the_same_moments_have_the_uncertainty_of_the_timing(tmp_path):
     # Three readings an iteration, and power that lags: other timings explain the readings as well with other powers.
-    cases = [truth.Case(truth.SENSORS[1], "ramps", 0.006, lag=0.3e-3, seed=seed, seconds=4.0) for seed in (5000, 5002)]
+    cases = [
+        known.Scenario(known.SENSORS[1], "ramps", 0.006, lag=0.3e-3, seed=seed, seconds=4.0) for seed in (5000, 5002)
+    ]
     means = [f for f in figures_of(cases, tmp_path) if f.kind == "mean"]
     assert max(abs(f.error_j / f.truth_j) for f in means if f.name == "update") > 0.1
     assert all(abs(f.off) < 1.5 for f in means)
@@ -178,7 +178,7 @@ def test_phases_of_which_readings_see_the_same_moments_have_the_uncertainty_of_t
 
 def test_missing_readings_cost_little(tmp_path):
     whole, holed = (
-        [f for f in figures_of([truth.Case(truth.SENSORS[1], "ramps", 0.2, missing=share, seconds=15.0)], tmp_path)
+        [f for f in figures_of([known.Scenario(known.SENSORS[1], "ramps", 0.2, missing=share, seconds=15.0)], tmp_path)
          if f.kind in ("mean", "total")]
         for share in (0.0, 0.07)
     )  # fmt: skip
@@ -189,9 +189,9 @@ def test_missing_readings_cost_little(tmp_path):
 
 def test_few_readings_are_not_believed(tmp_path):
     # Most readings are missing, also before and behind the training; of a short one an average of 1 s shows little.
-    few = [replace(truth.random_case(seed), missing=0.85, seconds=1.0, rest=0.0) for seed in range(0, 60, 2)]
-    slow = next(s for s in truth.SENSORS if s.window == 1.0)
-    short = [truth.Case(slow, "steps", 0.02, seconds=0.06, rest=0.0, seed=seed) for seed in range(6)]
+    few = [replace(truth.random_scenario(seed), missing=0.85, seconds=1.0, rest=0.0) for seed in range(0, 60, 2)]
+    slow = next(s for s in known.SENSORS if s.window == 1.0)
+    short = [known.Scenario(slow, "steps", 0.02, seconds=0.06, rest=0.0, seed=seed) for seed in range(6)]
     totals = [f for f in figures_of(few + short, tmp_path) if f.kind == "total"]
     assert len(totals) > 40
     assert max(abs(f.off) for f in totals) < 2
@@ -199,7 +199,7 @@ def test_few_readings_are_not_believed(tmp_path):
 
 def test_a_reading_of_the_step_into_the_training_turns_no_others_round(tmp_path):
     # Of 80 readings one sees the first phase come from a rest, which no later one of its kind does.
-    totals = [f for f in figures_of([truth.random_case(1000893)], tmp_path) if f.kind in ("iteration", "total")]
+    totals = [f for f in figures_of([truth.random_scenario(1000893)], tmp_path) if f.kind in ("iteration", "total")]
     assert max(abs(f.off) for f in totals) < 1
     assert max(abs(f.error_j) / f.truth_j for f in totals if f.kind == "total") < 0.01
 
@@ -220,7 +220,7 @@ def test_no_single_phase_is_far_off(tmp_path, seed, phase):
     """Phases that each have a level of their own; phases of which the first alone follows a long rest, or follows soon
     after one; and phases shorter than the distance of the readings behind one whose power steps at shares of its
     length."""
-    made = truth.make(tmp_path / "run.h5", truth.random_case(seed))
+    made = known.make(tmp_path / "run.h5", truth.random_scenario(seed))
     own = np.array([p[0] == phase for p in made.phases])
     begin, end = (np.array([p[k] for p in made.phases])[own] for k in (1, 2))
     each = phase_energies(read_run(made.path), "gpu0")
@@ -253,22 +253,36 @@ def test_power_that_has_nothing_to_do_with_the_phases_is_inside_the_intervals(tm
 
 
 def of_equal_runs(pair, path):
-    a, b = (run_samples(truth.make(path / f"{name}.h5", case).path)[0] for name, case in zip("ab", pair, strict=True))
+    a, b = (run_samples(known.make(path / f"{name}.h5", case).path)[0] for name, case in zip("ab", pair, strict=True))
     rows = compare(a, b)
     return next(d for d in rows.rows if d.figure == "j_per_batch" and d.key[rows.names.index("phase")] == "forward")
 
 
 def test_what_the_same_sensor_sees_late_in_both_runs_is_no_difference(tmp_path):
-    forward = of_equal_runs(next(pair for pair in truth.pair_cases(8) if pair[0].sensor.low_pass), tmp_path)
+    forward = of_equal_runs(next(pair for pair in truth.pair_scenarios(8) if pair[0].sensor.low_pass), tmp_path)
     alone = np.hypot(forward.a.u_systematic, forward.b.u_systematic)
     assert abs(forward.change) < forward.u95 < 1.96 * alone * 0.7
 
 
 def test_what_is_not_linear_in_the_timing_is_no_difference_of_two_runs_either(tmp_path):
     # Of this chip's phases nearly all that is unsure is the timing, and its linear part leaves 15 % of it.
-    pair = truth.pair_cases(17)[16]
+    pair = truth.pair_scenarios(17)[16]
     assert (pair[0].sensor.name, pair[0].iteration, pair[0].pause) == ("chip 500/s", 0.031, 0.02)
     forward = of_equal_runs(pair, tmp_path)
     alone = np.hypot(forward.a.u_systematic, forward.b.u_systematic)
     chance = np.hypot(forward.a.u_statistical, forward.b.u_statistical)
     assert abs(forward.change) < forward.u95 < 2.05 * np.hypot(chance, 0.08 * alone)
+
+
+def test_the_runner_prints_a_case_and_refuses_what_it_does_not_know(monkeypatch, capsys):
+    words = ["random", "--runs", "2", "--only", "point 1000/s"]
+    monkeypatch.setattr("sys.argv", ["bench_trainings.py", *words])
+    assert bench_trainings.main() == 0
+    rows = capsys.readouterr().out.splitlines()
+    assert [row.split("   ")[0] for row in rows if "% of " in row] == ["point 1000/s", "steps", "all"]
+    monkeypatch.setattr("sys.argv", ["bench_trainings.py", *words[:-1], "no such sensor"])
+    with pytest.raises(SystemExit, match="no such sensor"):
+        bench_trainings.main()
+    monkeypatch.setattr("sys.argv", ["bench_trainings.py", "truth"])
+    assert bench_trainings.main() == 2
+    assert "unknown case 'truth'" in capsys.readouterr().out

@@ -44,8 +44,9 @@ from powerd_daemon.sources.sim.waveforms import (
 FIRST_ADDRESS = 0x40
 SIMULATED_BUS = -1
 """What stands for the bus's number in a calibration file."""
-MOST_LATE_NS = 10_000_000_000
-"""A machine that runs the simulation later than this is too slow for it: what lies before is missing."""
+MOST_LATE_NS = 600_000_000_000
+"""A machine that runs the simulation later than this is too slow for it, or stood: what lies before is missing. Others
+that take most of the CPUs for minutes delay the readings, and neither change them nor make a hole."""
 MOST_SCANS = 64
 """Scans that are made up for in one poll: then readings are sent on before the next."""
 
@@ -127,8 +128,10 @@ class SimSource(RailsSource):
     """Eight lines ``<device>.pcie_12v`` ... ``<device>.ext_12v_6`` at 0x40 ... 0x47 unless ``sensors`` are given.
 
     The board lives in a time of its own (`SimulationClock`): a sampler that comes late reads what the chips held at the
-    moments of the scans that it has missed. The stream's ``detail`` holds the load (see `waveform_from_detail`) and the
-    errors drawn.
+    moments of the scans that it has missed, so that readings and their times follow from the options and from when the
+    source was opened (``host`` apart, which follows this machine's CPUs). More than `MOST_LATE_NS` is not made up.
+
+    The stream's ``detail`` holds the load (see `waveform_from_detail`) and the errors drawn.
     """
 
     Options: ClassVar[type[SimOptions]] = SimOptions

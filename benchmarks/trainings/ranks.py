@@ -21,7 +21,6 @@ import random
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -31,15 +30,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from bench_device import PHASES, UNTIMED, Step, Training
-from common import machine, median_interval
+from common import HERE, median_interval, options
+from trainings.case import Case
+from trainings.training import PHASES, UNTIMED, Step, Training
 
 from powerd_analytics.runs.ranks import ranks_of
 from powerd_analytics.runs.run import Run, read_run
 from powerd_analytics.table import phase_table
 from powerd_client import Meter
 
-CASES = {"cpu": ("small-cnn", 8, "gloo"), "cuda": ("resnet34", 64, "nccl")}
+BACKENDS = {"cpu": ("small-cnn", 8, "gloo"), "cuda": ("resnet34", 64, "nccl")}
 TARGET = 1e-9
 WAYS = (
     ("plain again", "again", "plain"),
@@ -70,7 +70,7 @@ def marks_us(meter: Meter, training: Training, count: int) -> float:
     for _ in range(count):
         clocked(iteration.__enter__)
         clocked(forward.__enter__)
-        loss = training.loss_of(training.model(training.images), training.labels)
+        loss = training.loss()
         clocked(forward.__exit__, None, None, None)
         clocked(backward.__enter__)
         loss.backward()
@@ -109,13 +109,13 @@ def rounds(
     return ms
 
 
-def worker(args: argparse.Namespace, out: Path) -> None:
-    """One rank: writes the milliseconds an iteration of each round took to ``out``'s directory."""
+def rank(args: argparse.Namespace) -> None:
+    """One of the ranks that torchrun starts: writes the milliseconds of each round beside the run file ``args.out``."""
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
 
-    rank, local, world = (int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"))
-    name, batch, backend = CASES[args.device]
+    number, local, world = (int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"))
+    out, (name, batch, backend) = Path(args.out), BACKENDS[args.device]
     device = torch.device("cuda", local) if args.device == "cuda" else torch.device("cpu")
     if args.device == "cuda":
         torch.cuda.set_device(device)
@@ -141,19 +141,22 @@ def worker(args: argparse.Namespace, out: Path) -> None:
             },
             args,
         )
-    (out.parent / f"rank{rank}.json").write_text(json.dumps({"ms": ms, "marks_us": us}))
+    (out.parent / f"rank{number}.json").write_text(json.dumps({"ms": ms, "marks_us": us}))
     sys.stdout.flush()
     os._exit(0)  # threads of the backends may abort a process that ends in order
 
 
-def case(args: argparse.Namespace, ranks: int, directory: Path) -> bool:
+def judge_one(args: argparse.Namespace, ranks: int, directory: Path) -> bool:
     """Train with so many ranks and print what came of it. Whether all sums agree."""
     out = directory / f"run{ranks}.h5"
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", __file__]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    torchrun += ["--module", "trainings.ranks", "--out", str(out)]
     for option in ("device", "pairs", "milliseconds"):
         torchrun += [f"--{option}", str(getattr(args, option))]
-    environment = {"OMP_NUM_THREADS": "1", **os.environ}  # as torchrun would set it, saying so
-    subprocess.run([*torchrun, "--worker", str(out)], check=True, env=environment)
+    path = os.pathsep.join(filter(None, (str(HERE), os.environ.get("PYTHONPATH"))))
+    # One thread as torchrun would set it, saying so.
+    environment = {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": path}
+    subprocess.run(torchrun, check=True, env=environment)
     run, is_met = read_run(out), True
     for rank in range(ranks):
         is_met &= phases_fill_iterations(run, rank, json.loads((directory / f"rank{rank}.json").read_text()))
@@ -210,33 +213,23 @@ def phases_fill_iterations(run: Run, rank: int, measured: Mapping[str, Any]) -> 
     return not overlaps and not incomplete
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ranks", default="1,2,4", help="numbers of ranks, such as 1,2,4")
-    parser.add_argument("--device", choices=list(CASES), default="cpu")
-    parser.add_argument("--pairs", type=int, default=15, help="of a plain and a marked round")
-    parser.add_argument("--milliseconds", type=float, default=400.0, help="of each round")
-    parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    if args.worker is not None:
-        worker(args, args.worker)
-    if args.device == "cuda" and not torch.cuda.is_available():
-        print("ranks on GPUs: no CUDA here, nothing was measured")
-        return 0
-    name, batch, backend = CASES[args.device]
-    where = f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}" if args.device == "cuda" else "the CPU"
-    print(f"{name}, batch {batch} a rank, {backend} on {where} ({machine()}, PyTorch {torch.__version__})")
+def judge(args: argparse.Namespace, folder: Path) -> bool:
+    """Every number of ranks; whether all sums agree."""
+    name, batch, backend = BACKENDS[args.device]
+    print(f"  {name}, batch {batch} a rank, {backend}")
     is_met = True
-    for ranks in (int(n) for n in args.ranks.split(",")):
+    for ranks in map(int, args.ranks.split(",")):
         if args.device == "cuda" and ranks > torch.cuda.device_count():
             print(f"  {ranks} ranks: left out, there are {torch.cuda.device_count()} GPUs")
             continue
         print(f"  {ranks} {'ranks' if ranks > 1 else 'rank'}:", flush=True)
-        with tempfile.TemporaryDirectory() as directory:
-            is_met &= case(args, ranks, Path(directory))
+        is_met &= judge_one(args, ranks, folder)
     print(f"  phases and rest = iteration on every rank, joules of ranks = devices: {'held' if is_met else 'MISSED'}")
-    return 0 if is_met else 1
+    return is_met
 
+
+_OPTIONS = {"device": "cpu", "pairs": 15, "milliseconds": 400.0}
+CASES = {"ranks": Case("ranks of a DDP training", judge, {"ranks": "1,2,4", **_OPTIONS})}
 
 if __name__ == "__main__":
-    sys.exit(main())
+    rank(options(__doc__, out="", **_OPTIONS))

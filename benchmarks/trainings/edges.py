@@ -11,9 +11,9 @@ Needs CUDA. Target: every edge within powerd's stated bound and the tie's. Exit 
 
 from __future__ import annotations
 
+import argparse
 import ast
 import json
-import sys
 import tempfile
 import time
 from collections import defaultdict
@@ -25,9 +25,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from bench_device import Training, say
-from common import machine, options
 from numpy.typing import NDArray
+from trainings.case import Case
+from trainings.training import WARM_UP_S, Training, say
 
 from powerd_analytics import read_run
 from powerd_analytics.runs.run import Run
@@ -41,7 +41,7 @@ from powerd_core.model import ClockExchange
 Ints = NDArray[np.int64]
 Values = NDArray[np.float64]
 
-CASES = (("resnet34", 64, False), ("alexnet", 16, False), ("alexnet", 256, False), ("resnet34", 64, True))
+TRAININGS = (("resnet34", 64, False), ("alexnet", 16, False), ("alexnet", 256, False), ("resnet34", 64, True))
 """Model, batch size, whether its layers are marked too."""
 PINGS_EVERY, PINGS = 10, 10
 """Iterations between two groups of pings, and how many these are."""
@@ -216,7 +216,7 @@ def record(folder: Path, name: str, batch: int, layers: bool, iterations: int) -
     with Meter(out=folder / "run.h5", device="cuda") as meter:
         log = meter._mark = MarkLog(meter._mark)
         training, pings = Training(name, batch, torch.device("cuda")), []
-        training.warm_up(1.5)
+        training.warm_up(WARM_UP_S)
         with meter.watch(training.model, training.optimizer, layers=True) if layers else nullcontext():
             step = training.plain if layers else training.phased(meter)
             training.steps(step, 5)
@@ -306,23 +306,18 @@ def compare(r: Recording, clock_name: str) -> bool:
     return bool(is_held.all())
 
 
-def main() -> int:
-    args = options(__doc__, iterations=60)
-    if not torch.cuda.is_available():
-        say("device-timed edges: no CUDA here, nothing was measured")
-        return 0
-    name = torch.cuda.get_device_name()
-    say(f"edges against torch.profiler: {name} ({machine()}, PyTorch {torch.__version__})")
+def judge(args: argparse.Namespace, folder: Path) -> bool:
+    """Every training; whether all edges are within the stated bound."""
     missed = []
-    for model, batch, layers in CASES:
-        case = f"{model}, batch {batch}{', every layer' if layers else ''}"
-        say(f"  {case}")
-        with tempfile.TemporaryDirectory() as directory:
-            if not compare(record(Path(directory), model, batch, layers, args.iterations), name):
-                missed.append(case)
+    for model, batch, layers in TRAININGS:
+        training = f"{model}, batch {batch}{', every layer' if layers else ''}"
+        say(f"  {training}")
+        with tempfile.TemporaryDirectory(dir=folder) as own:
+            recording = record(Path(own), model, batch, layers, args.iterations)
+            if not compare(recording, torch.cuda.get_device_name()):
+                missed.append(training)
     say(f"  stated bound: {'NOT HELD in ' + '; '.join(missed) if missed else 'held for every edge'}")
-    return 1 if missed else 0
+    return not missed
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+CASES = {"edges": Case("device-timed edges against torch.profiler", judge, {"iterations": 60}, on_gpu=True)}

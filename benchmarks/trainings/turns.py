@@ -8,8 +8,8 @@ take 2 % longer than the phase are in brackets, with how much longer; how far a 
 too. The target is by all blocks. On a slow host blocks of short kernels may wait for it where the training does not:
 with ``--graphs`` each phase is one CUDA graph, in turns and alone, and neither has to.
 
-Needs CUDA, and transformers for GPT-2. A run file of each case stays in ``--directory``. Targets: forward and backward
-within 3 % of their blocks, always a number. Exit status 1 when one is missed.
+Needs CUDA, and transformers for GPT-2. A run file of each training stays in ``--directory``, where that
+is given. Targets: forward and backward within 3 % of their blocks, always a number. Exit status 1 when one is missed.
 """
 
 from __future__ import annotations
@@ -17,59 +17,40 @@ from __future__ import annotations
 import argparse
 import math
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from bench_device import say
-from common import HERE, machine
-from torch import nn
+from trainings.case import Case
+from trainings.training import PHASES, Training, say
 
 from powerd_analytics import read_run
 from powerd_analytics.uncertainty_table import budget_rows
 from powerd_client import Meter
 
-sys.path.insert(0, str(HERE.parent / "examples"))
-from models import MODELS, synthetic_batch
-
-CASES = ("resnet34:256", "resnet34:128", "resnet34:64", "gpt2:8")
-PHASES = ("forward", "backward", "update")
 JUDGED = ("forward", "backward")
 TARGET, LONGER = 0.03, 1.02
 SETTLE_S = 0.7
 """Before a block, in which clocks and power come to their level."""
 
 
-class Training:
-    """One model, optimizer and batch; forward keeps its loss for backward."""
+class KeptTraining(Training):
+    """Forward keeps its loss, so that backward can be repeated; weights stay all but as they are."""
 
     def __init__(self, name: str, batch: int) -> None:
-        self.forward_of: Callable[[], torch.Tensor]
-        if name == "gpt2":
-            from transformers import GPT2Config, GPT2LMHeadModel
-
-            net = GPT2LMHeadModel(GPT2Config()).cuda()
-            tokens = torch.randint(0, 50257, (batch, 1024), device="cuda")
-            self.forward_of = lambda: net(tokens, labels=tokens).loss
-        else:
-            net = MODELS[name][0]().cuda()
-            images, labels = synthetic_batch(name, batch, torch.device("cuda"))
-            loss_of = nn.CrossEntropyLoss()
-            self.forward_of = lambda: loss_of(net(images), labels)
-        self.optimizer = torch.optim.SGD(net.parameters(), lr=1e-6, momentum=0.9)
-        self.loss = self.forward_of()
+        super().__init__(name, batch, torch.device("cuda"), learning_rate=1e-6)
+        self.kept = self.loss()
 
     def forward(self) -> None:
-        self.loss = self.forward_of()
+        self.kept = self.loss()
 
     def backward(self) -> None:
-        self.loss.backward()
+        self.kept.backward()
 
     def backward_again(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)
-        self.loss.backward(retain_graph=True)
+        self.kept.backward(retain_graph=True)
 
     def update(self) -> None:
         self.optimizer.step()
@@ -81,18 +62,18 @@ class Training:
         with torch.cuda.stream(side):  # what a first iteration allocates and chooses is not for capture
             for _ in range(3):
                 # A loss holds on to its graph, and by that to the stream in which gradients are added up.
-                self.loss = torch.zeros(())
+                self.kept = torch.zeros(())
                 self.optimizer.zero_grad(set_to_none=True)
                 self.forward()
                 self.backward()
                 self.update()
         torch.cuda.current_stream().wait_stream(side)
-        self.loss = torch.zeros(())
+        self.kept = torch.zeros(())
         self.optimizer.zero_grad(set_to_none=True)  # a captured backward then writes gradients, and adds to none
         pool = torch.cuda.graph_pool_handle()
         for name in PHASES:
             # Activations are kept, as a block repeats backward alone.
-            work = (lambda: self.loss.backward(retain_graph=True)) if name == "backward" else getattr(self, name)
+            work = (lambda: self.kept.backward(retain_graph=True)) if name == "backward" else getattr(self, name)
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=pool, stream=side):
                 work()
@@ -118,7 +99,7 @@ def ms_of(work: Callable[[], None], count: int = 10) -> float:
     return 1e3 * (time.perf_counter() - begin) / count
 
 
-def blocks(meter: Meter, training: Training, turn: int, seconds: float) -> None:
+def blocks(meter: Meter, training: KeptTraining, turn: int, seconds: float) -> None:
     """Each phase alone."""
     for name in PHASES:
         work = training.backward_again if name == "backward" else getattr(training, name)
@@ -135,27 +116,27 @@ def blocks(meter: Meter, training: Training, turn: int, seconds: float) -> None:
             torch.cuda.synchronize()
 
 
-def measure(path: Path, name: str, batch: int, stretches: int, seconds: float, alone_s: float, *, graphs: bool) -> None:
+def measure(path: Path, name: str, batch: int, args: argparse.Namespace) -> None:
     """Write the run file of one case: blocks before, between and after the stretches."""
-    training = Training(name, batch)
-    if graphs:
+    training = KeptTraining(name, batch)
+    if args.graphs:
         training.as_graphs()
     with Meter(None, path, device="cuda", quiet=True) as meter:
         time.sleep(0.5)
-        blocks(meter, training, 0, alone_s)
-        for turn in range(1, stretches + 1):
+        blocks(meter, training, 0, args.alone)
+        for turn in range(1, args.stretches + 1):
             training.forward()
             training.optimizer.zero_grad(set_to_none=True)
             with meter.phase("training", model=name, batch_size=batch):
                 begin = time.perf_counter()
-                while time.perf_counter() - begin < seconds:
+                while time.perf_counter() - begin < args.seconds:
                     training.iteration(meter)
                 torch.cuda.synchronize()
-            blocks(meter, training, turn, alone_s)
+            blocks(meter, training, turn, args.alone)
         time.sleep(0.5)  # readings behind the last moment that is asked for
 
 
-def judge(path: Path) -> bool:
+def judge_one(path: Path) -> bool:
     """Print what the phases take in turns and alone; whether forward and backward meet the target."""
     run = read_run(path)
     rows = [r for r in budget_rows(run) if r.device.startswith("gpu") and r.phase not in ("", "alone")]
@@ -191,31 +172,27 @@ def judge(path: Path) -> bool:
     return is_met
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", nargs="+", default=CASES, metavar="MODEL:BATCH")
-    parser.add_argument("--stretches", type=int, default=3, help="of each training, with blocks around each")
-    parser.add_argument("--seconds", type=float, default=8.0, help="of a stretch")
-    parser.add_argument("--alone", type=float, default=2.5, help="seconds of each block")
-    parser.add_argument("--graphs", action="store_true", help="each phase as one CUDA graph")
-    parser.add_argument("--directory", type=Path, default=Path(), help="where the run files go")
-    args = parser.parse_args()
-    if not torch.cuda.is_available():
-        say("phases in turns on a GPU: no CUDA here, nothing was measured")
-        return 0
-    name = torch.cuda.get_device_name()
-    say(f"phases in turns against blocks: one {name} ({machine()}, PyTorch {torch.__version__})")
+def judge(args: argparse.Namespace, folder: Path) -> bool:
+    """Every training; whether forward and backward of all are within the target."""
     results = []
-    for case in args.cases:
-        name, _, batch = case.partition(":")
-        path = args.directory / f"turns_{name}_{batch}{'_graphs' if args.graphs else ''}.h5"
+    for training in args.cases:
+        name, _, batch = training.partition(":")
+        path = folder / f"turns_{name}_{batch}{'_graphs' if args.graphs else ''}.h5"
         say(f"  {name}, batch {batch}{', as CUDA graphs' if args.graphs else ''}: {path}")
-        measure(path, name, int(batch), args.stretches, args.seconds, args.alone, graphs=args.graphs)
-        results.append(judge(path))
+        measure(path, name, int(batch), args)
+        results.append(judge_one(path))
         torch.cuda.empty_cache()
     say(f"  forward and backward within {TARGET:.0%} in {sum(results)} of {len(results)} cases")
-    return 0 if all(results) else 1
+    return all(results)
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+CASES = {
+    "turns": Case(
+        "phases in turns against blocks of one phase", judge,
+        {
+            "cases": ["resnet34:256", "resnet34:128", "resnet34:64", "gpt2:8"], "stretches": 3, "seconds": 8.0,
+            "alone": 2.5, "graphs": False, "directory": "",
+        },
+        on_gpu=True,
+    )
+}  # fmt: skip

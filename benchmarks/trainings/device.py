@@ -15,8 +15,6 @@ from __future__ import annotations
 import argparse
 import random
 import statistics
-import sys
-import tempfile
 import time
 import warnings
 from collections import defaultdict
@@ -27,8 +25,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import HERE, machine, median_interval, options
-from torch import nn
+from common import median_interval
+from trainings.case import Case
+from trainings.training import PHASES, UNTIMED, WARM_UP_S, Step, Training, say
 
 from powerd_analytics import read_run
 from powerd_analytics.energy.devices import interval_energies, load_parts, part_phase_energies
@@ -40,24 +39,12 @@ try:
 except ImportError:
     ZeusMonitor = None
 
-sys.path.insert(0, str(HERE.parent / "examples"))
-from models import MODELS, synthetic_batch
-
-PHASES = ("forward", "backward", "update")
 MODES = {"phases": "phases by hand, 8 marks", "watch": "watch(), 6 marks", "layers": "with layers", "zeus": "Zeus"}
 TARGET = 1.0
 """Per cent of an iteration."""
-UNTIMED = 2
-"""Steps before those that are timed: the first one under new hooks makes their events and kinds."""
 ALONE_TURNS = 5
-WARM_UP_S, STRETCH_S = 1.5, 5.0
-"""Before each case, and of training against the counter."""
-
-Step = Callable[[], None]
-
-
-def say(text: str) -> None:
-    print(text, flush=True)
+STRETCH_S = 5.0
+"""Of training against the counter."""
 
 
 # --- The driver's energy counter, and Zeus
@@ -116,84 +103,22 @@ class ZeusWindows:
 # --- One training that is timed in several ways
 
 
-class Training:
-    """A model with its optimizer and one batch on ``device``."""
+def windowed(training: Training, zeus: ZeusWindows) -> Step:
+    """One iteration with Zeus's windows around the same three phases, as its documentation shows them."""
+    begin, end = zeus.monitor.begin_window, zeus.end
 
-    def __init__(self, name: str, batch: int, device: torch.device) -> None:
-        self.name, self.batch, self.device = name, batch, device
-        self.model: nn.Module = MODELS[name][0]().to(device)
-        self.optimizer: torch.optim.Optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9)
-        self.images, self.labels = synthetic_batch(name, batch, device)
-        self.loss_of = nn.CrossEntropyLoss()
+    def step() -> None:
+        begin("forward")
+        loss = training.loss()
+        end("forward")
+        begin("backward")
+        loss.backward()
+        end("backward")
+        begin("update")
+        training.update()
+        end("update")
 
-    def wait(self) -> None:
-        """Until the device has done everything."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
-
-    def plain(self) -> None:
-        """One iteration with nothing in it."""
-        self.loss_of(self.model(self.images), self.labels).backward()
-        self.update()
-
-    def update(self) -> None:
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-
-    def phased(self, meter: Meter) -> Step:
-        """One iteration in ``iteration``, ``forward``, ``backward``, ``update``: eight marks."""
-        iteration = meter.phase("iteration")
-        forward, backward, update = (meter.phase(p) for p in PHASES)
-
-        def step() -> None:
-            with iteration:
-                with forward:
-                    loss = self.loss_of(self.model(self.images), self.labels)
-                with backward:
-                    loss.backward()
-                with update:
-                    self.update()
-
-        return step
-
-    def windowed(self, zeus: ZeusWindows) -> Step:
-        """One iteration with Zeus's windows around the same three phases, as its documentation shows them."""
-        begin, end = zeus.monitor.begin_window, zeus.end
-
-        def step() -> None:
-            begin("forward")
-            loss = self.loss_of(self.model(self.images), self.labels)
-            end("forward")
-            begin("backward")
-            loss.backward()
-            end("backward")
-            begin("update")
-            self.update()
-            end("update")
-
-        return step
-
-    def steps(self, step: Step, count: int) -> None:
-        for _ in range(count):
-            step()
-        self.wait()
-
-    def ms_per_step(self, step: Step, count: int) -> float:
-        """Mean of ``count`` steps, from an idle device to an idle device."""
-        self.wait()
-        begin = time.perf_counter()
-        self.steps(step, count)
-        return (time.perf_counter() - begin) / count * 1e3
-
-    def count_for(self, step: Step, milliseconds: float, least: int = 5) -> int:
-        """How many steps take about that long."""
-        return max(least, round(milliseconds / self.ms_per_step(step, least)))
-
-    def warm_up(self, seconds: float) -> None:
-        """Let libraries choose their kernels, and clocks and temperature rise."""
-        end = time.perf_counter() + seconds
-        while time.perf_counter() < end:
-            self.steps(self.plain, 5)
+    return step
 
 
 @contextmanager
@@ -222,7 +147,7 @@ class Rounds:
         self.count = dict.fromkeys(modes, plain)
         if self.zeus is not None:
             # Zeus's iterations can be ten times as long: fewer of them take as long.
-            self.count["zeus"] = self.training.count_for(self.training.windowed(self.zeus), self.milliseconds)
+            self.count["zeus"] = self.training.count_for(windowed(self.training, self.zeus), self.milliseconds)
         for _ in range(turns):
             for mode in order.sample(modes, len(modes)):
                 self.ms[mode].append(self._round(meter, mode))
@@ -232,7 +157,7 @@ class Rounds:
         training, count = self.training, self.count[mode]
         if mode == "zeus":
             assert self.zeus is not None
-            step = training.windowed(self.zeus)
+            step = windowed(training, self.zeus)
             training.steps(step, UNTIMED)
             before_mj, self.zeus.is_counting = self.counter.read_mj(), True
             ms = training.ms_per_step(step, count)
@@ -259,30 +184,30 @@ class Rounds:
 # --- One model at one batch size
 
 
-def case(name: str, batch: int, counter: EnergyCounter, zeus: ZeusWindows | None, args: argparse.Namespace) -> bool:
+def judge_one(
+    path: Path, name: str, batch: int, counter: EnergyCounter, zeus: ZeusWindows | None, args: argparse.Namespace
+) -> bool:
     """Everything about it in words; whether its phases cost no more than the target."""
     training = Training(name, batch, torch.device("cuda"))
     training.warm_up(WARM_UP_S)
     rounds = Rounds(training, counter, zeus, args.milliseconds)
     alone = Rounds(training, counter, ZeusWindows(zeus.monitor) if zeus else None, args.milliseconds)
     modes = [mode for mode in ("plain", *MODES) if mode != "zeus" or zeus]
-    with tempfile.TemporaryDirectory() as directory:
-        path = Path(directory) / "run.h5"
-        with Meter(out=path) as meter:
-            rounds.run(meter, modes, args.pairs)
-            training.wait()
-            first = counter.renewed()
-            with marked(meter, training, "energy") as step:
-                end = time.perf_counter() + STRETCH_S
-                while time.perf_counter() < end:
-                    training.steps(step, rounds.count["plain"])
-            last = counter.renewed()
-            time.sleep(0.3)  # readings behind the last moment that is asked for
-        plain = statistics.median(rounds.ms["plain"])
-        say(f"  {name}, batch {batch}: plain {plain:.3f} ms an iteration, {args.pairs} pairs")
-        for mode in modes[1:]:
-            rounds.show(mode, MODES[mode])
-        layer_phases = show_run(path, first, last)
+    with Meter(out=path, overwrite=True) as meter:
+        rounds.run(meter, modes, args.pairs)
+        training.wait()
+        first = counter.renewed()
+        with marked(meter, training, "energy") as step:
+            end = time.perf_counter() + STRETCH_S
+            while time.perf_counter() < end:
+                training.steps(step, rounds.count["plain"])
+        last = counter.renewed()
+        time.sleep(0.3)  # readings behind the last moment that is asked for
+    plain = statistics.median(rounds.ms["plain"])
+    say(f"  {name}, batch {batch}: plain {plain:.3f} ms an iteration, {args.pairs} pairs")
+    for mode in modes[1:]:
+        rounds.show(mode, MODES[mode])
+    layer_phases = show_run(path, first, last)
     marks = 2 * layer_phases / (args.pairs * (rounds.count["layers"] + UNTIMED))
     more_us = [(b - a) * 1e3 for a, b in zip(rounds.ms["plain"], rounds.ms["layers"], strict=True)]
     middle, low, high = median_interval(more_us)
@@ -347,12 +272,8 @@ def show_run(path: Path, first: tuple[int, int], last: tuple[int, int]) -> int:
     return int(((modes == "layers") & (names != "training")).sum())
 
 
-def main() -> int:
-    args = options(__doc__, models=["resnet34", "alexnet"], batch=[16, 64, 256], pairs=15, milliseconds=400.0)
-    if not torch.cuda.is_available():
-        say("device-timed phases: no CUDA here, nothing was measured")
-        return 0
-    say(f"phases against the plain loop: one {torch.cuda.get_device_name()} ({machine()}, PyTorch {torch.__version__})")
+def judge(args: argparse.Namespace, folder: Path) -> bool:
+    """Every model at every batch size; whether all phases cost no more than the target."""
     if ZeusMonitor is None:
         say("  no Zeus here (pip install zeus)")
     # Said once a window of 0 J; they are counted here.
@@ -360,14 +281,18 @@ def main() -> int:
     counter, missed = EnergyCounter(str(torch.cuda.get_device_properties(0).uuid)), []
     for name in args.models:
         for batch in args.batch:
-            zeus = (
-                None if ZeusMonitor is None else ZeusWindows(ZeusMonitor([torch.cuda.current_device()], cpu_indices=[]))
-            )
-            if not case(name, batch, counter, zeus, args):
+            zeus = None
+            if ZeusMonitor is not None:
+                zeus = ZeusWindows(ZeusMonitor([torch.cuda.current_device()], cpu_indices=[]))
+            if not judge_one(folder / "run.h5", name, batch, counter, zeus, args):
                 missed.append(f"{name} {batch}")
     say(f"  target: all phases at most {TARGET:g} % slower: {'MISSED: ' + '; '.join(missed) if missed else 'met'}")
-    return 1 if missed else 0
+    return not missed
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+CASES = {
+    "device": Case(
+        "phases against the plain loop", judge,
+        {"models": ["resnet34", "alexnet"], "batch": [16, 64, 256], "pairs": 15, "milliseconds": 400.0}, on_gpu=True,
+    )
+}  # fmt: skip

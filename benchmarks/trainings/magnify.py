@@ -17,8 +17,6 @@ from __future__ import annotations
 import argparse
 import random
 import statistics
-import sys
-import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -26,8 +24,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from bench_device import PHASES, WARM_UP_S, Training, say
-from common import machine, options
+from trainings.case import Case
+from trainings.training import PHASES, WARM_UP_S, Training, say
 
 from powerd_analytics import phase_table, read_run
 from powerd_analytics.energy.devices import load_parts, part_phase_energies
@@ -46,7 +44,7 @@ def train(meter: Meter, training: Training, seconds: float) -> None:
     while time.perf_counter() < end:
         with meter.phase("iteration", batch_size=training.batch):
             with meter.phase("forward"):
-                loss = training.loss_of(training.model(training.images), training.labels)
+                loss = training.loss()
             with meter.phase("backward"):
                 loss.backward()
             with meter.phase("update"):
@@ -61,10 +59,7 @@ def blocks(meter: Meter, training: Training, at: str, seconds: float) -> dict[st
     ms: dict[str, float] = {}
     rates = [group["lr"] for group in training.optimizer.param_groups]
 
-    def loss() -> torch.Tensor:
-        return training.loss_of(training.model(training.images), training.labels)
-
-    kept = [loss()]
+    kept = [training.loss()]
 
     def backward() -> None:
         training.optimizer.zero_grad(set_to_none=True)
@@ -73,10 +68,10 @@ def blocks(meter: Meter, training: Training, at: str, seconds: float) -> dict[st
     for group in training.optimizer.param_groups:
         group["lr"] = 0.0
     work: dict[str, Callable[[], object]] = {
-        "forward": loss, "backward": backward, "update": training.optimizer.step,
+        "forward": training.loss, "backward": backward, "update": training.optimizer.step,
     }  # fmt: skip
     for name in random.sample(PHASES, len(PHASES)):
-        kept[:] = [loss()]  # updates end the graph before
+        kept[:] = [training.loss()]  # updates end the graph before
         backward()
         for part, length in (("settling", 0.5), ("block", seconds)):
             begin, count, queued = time.perf_counter(), 0, []
@@ -91,14 +86,14 @@ def blocks(meter: Meter, training: Training, at: str, seconds: float) -> dict[st
                         queued.pop(0).synchronize()
             torch.cuda.synchronize()
             ms[name] = 1e3 * (time.perf_counter() - begin) / count
-    kept[:] = [loss()]
+    kept[:] = [training.loss()]
     begin = time.perf_counter()
     while time.perf_counter() - begin < seconds:
         for _ in range(BEFORE):
             backward()
         with meter.phase("burst", of="forward", at=at):
             for _ in range(BURST):
-                loss()
+                training.loss()
     torch.cuda.synchronize()
     for group, rate in zip(training.optimizer.param_groups, rates, strict=True):
         group["lr"] = rate
@@ -114,11 +109,7 @@ def measure(path: Path, batch: int, args: argparse.Namespace) -> dict[str, float
         ms = blocks(meter, training, ENDS[0], args.block)
         train(meter, training, args.seconds)
         begin = time.perf_counter()
-        meter.magnify(
-            training.model,
-            training.optimizer,
-            loss=lambda: training.loss_of(training.model(training.images), training.labels),
-        )
+        meter.magnify(training.model, training.optimizer, loss=training.loss)
         took_s = time.perf_counter() - begin
         train(meter, training, args.seconds)
         for name, after_ms in blocks(meter, training, ENDS[1], args.block).items():
@@ -135,7 +126,7 @@ def mean_interleaved(run: Run, name: str) -> float:
     return float(np.mean(part_phase_energies(run, part).energy_j[of_name]))
 
 
-def judge(path: Path, alone_ms: dict[str, float]) -> bool:
+def judge_one(path: Path, alone_ms: dict[str, float]) -> bool:
     """Print the figures of a run; whether all that count are within the target."""
     run = read_run(path)
     rows = [row for row in phase_table(run).phases if row.device.startswith("gpu")]
@@ -171,21 +162,20 @@ def judge(path: Path, alone_ms: dict[str, float]) -> bool:
     return met
 
 
-def main() -> int:
-    args = options(__doc__, batch=[64, 128, 256], seconds=5.0, block=2.5, turns=1, directory="")
-    if not torch.cuda.is_available():
-        say("magnified phases: no CUDA here, nothing was measured")
-        return 0
-    say(f"magnified phases: one {torch.cuda.get_device_name()} ({machine()}, PyTorch {torch.__version__})")
-    met = True
-    with tempfile.TemporaryDirectory() as directory:
-        for turn in range(args.turns):
-            for batch in args.batch:
-                path = Path(args.directory or directory) / f"magnify-{batch}-{turn}.h5"
-                met = judge(path, measure(path, batch, args)) and met
-    say(f"  target: phases of {1e3 * LEAST_S:g} ms and more within {TARGET:.0%}: {'met' if met else 'MISSED'}")
-    return 0 if met else 1
+def judge(args: argparse.Namespace, folder: Path) -> bool:
+    """Every batch size, as often as ``--turns`` says; whether every figure that counts is within the target."""
+    is_met = True
+    for turn in range(args.turns):
+        for batch in args.batch:
+            path = folder / f"magnify-{batch}-{turn}.h5"
+            is_met &= judge_one(path, measure(path, batch, args))
+    say(f"  target: phases of {1e3 * LEAST_S:g} ms and more within {TARGET:.0%}: {'met' if is_met else 'MISSED'}")
+    return is_met
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+CASES = {
+    "magnify": Case(
+        "magnified phases against blocks of one phase", judge,
+        {"batch": [64, 128, 256], "seconds": 5.0, "block": 2.5, "turns": 1, "directory": ""}, on_gpu=True,
+    )
+}  # fmt: skip

@@ -22,8 +22,6 @@ from __future__ import annotations
 
 import argparse
 import random
-import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import redirect_stdout
@@ -31,7 +29,8 @@ from io import StringIO
 from pathlib import Path
 
 import numpy as np
-from common import connected, machine, options, powerd, progress
+from common import connected, powerd, progress
+from trainings.case import Case
 
 from powerd_analytics import phase_energies, read_run
 from powerd_analytics.energy.uncertainty import MEAN_COLUMNS, average_of
@@ -134,30 +133,30 @@ def of_draw(seed: int) -> float:
     return error
 
 
-def measure(kind: str, length_ms: float, chips: str, seed: int, phases: int) -> list[tuple[str, float, float, float]]:
+def measure(
+    folder: Path, kind: str, length_ms: float, chips: str, seed: int, phases: int
+) -> list[tuple[str, float, float, float]]:
     """Name, relative error of the mean, its U95, and share of phases inside theirs, for each kind of phase."""
-    with tempfile.TemporaryDirectory() as folder:
-        directory = Path(folder)
-        source = SOURCE.format(
-            waveform="training" if kind == "aligned" else "telegraph",
-            errors="none" if chips == "exact" else "datasheet",
-            calibration=calibrate(seed, directory) if chips == "calibrated" else "",
-            seed=seed,
-            length=length_ms,
-        )
-        out = directory / "run.h5"
-        with powerd(source) as (url, _):
-            load = load_of(url)
-            with Meter(url, out, quiet=True) as meter:
-                plan = list(aligned(load, phases) if kind == "aligned" else free(length_ms, phases))
-                for name, begin, end in plan:
-                    progress(f"{kind}, {length_ms:g} ms")
-                    wait_for(begin)
-                    meter.begin(name)
-                    wait_for(end)
-                    meter.end(name)
-        run = read_run(out)
-        columns = phase_energies(run, "gpu0")
+    source = SOURCE.format(
+        waveform="training" if kind == "aligned" else "telegraph",
+        errors="none" if chips == "exact" else "datasheet",
+        calibration=calibrate(seed, folder) if chips == "calibrated" else "",
+        seed=seed,
+        length=length_ms,
+    )
+    out = folder / "run.h5"
+    with powerd(source) as (url, _):
+        load = load_of(url)
+        with Meter(url, out, quiet=True, overwrite=True) as meter:
+            plan = list(aligned(load, phases) if kind == "aligned" else free(length_ms, phases))
+            for name, begin, end in plan:
+                progress(f"{kind}, {length_ms:g} ms")
+                wait_for(begin)
+                meter.begin(name)
+                wait_for(end)
+                meter.end(name)
+    run = read_run(out)
+    columns = phase_energies(run, "gpu0")
     begins, ends = run.phases.begin_ns, run.phases.end_ns
     # powerd runs on this machine, so its clock is the host's and the load can be asked in host time.
     exact = np.array([load.energy_j(int(b), int(e)) for b, e in zip(begins, ends, strict=True)])
@@ -180,31 +179,32 @@ def measure(kind: str, length_ms: float, chips: str, seed: int, phases: int) -> 
     return rows
 
 
-def main() -> int:
-    args = options(__doc__, phases=200, seeds=[1, 2])
-    print(f"Energy of phases on the simulated board, 500 scans/s, {args.phases} phases of a kind ({machine()})")
+def judge(args: argparse.Namespace, folder: Path) -> bool:
+    """Both kinds of phases at both lengths with all chips; whether every row is within both targets."""
+    print(f"  {args.phases} phases of a kind, 500 scans/s")
     print(f"  {'load and phases':17} {'chips':12} seed  {'phase':16} error of the mean    U95  inside 95 % uncertainty")
-    failed = False
-    for kind in ("aligned", "free"):
-        for length_ms in LENGTHS_MS:
-            for chips in ("exact", "calibrated", "uncalibrated"):
-                for seed in args.seeds[: 1 if chips == "exact" else None]:
-                    for name, mean, u95, inside in measure(kind, length_ms, chips, seed, args.phases):
-                        # A kind of which no phase was marked in time (NaN) meets no target either.
-                        missed = not (abs(mean) <= TARGET and inside >= INSIDE)
-                        failed |= missed
-                        note = "   <-- misses the target" if missed else ""
-                        where = f"{kind}, {length_ms:g} ms"
-                        print(
-                            f"  {where:17} {chips:12} {seed:4}  {name:16} {mean:+17.3%} {u95:6.2%}  {inside:6.1%}{note}"
-                        )
+    is_met = True
+    rows = [
+        (kind, length_ms, chips, seed)
+        for kind in ("aligned", "free")
+        for length_ms in LENGTHS_MS
+        for chips in ("exact", "calibrated", "uncalibrated")
+        for seed in args.seeds[: 1 if chips == "exact" else None]
+    ]
+    for kind, length_ms, chips, seed in rows:
+        for name, mean, u95, inside in measure(folder, kind, length_ms, chips, seed, args.phases):
+            # A kind of which no phase was marked in time (NaN) meets no target either.
+            is_in_target = abs(mean) <= TARGET and inside >= INSIDE
+            is_met &= is_in_target
+            note = "" if is_in_target else "   <-- misses the target"
+            where = f"{kind}, {length_ms:g} ms"
+            print(f"  {where:17} {chips:12} {seed:4}  {name:16} {mean:+17.3%} {u95:6.2%}  {inside:6.1%}{note}")
     own = ", ".join(f"seed {seed} {of_draw(seed):+.2%}" for seed in args.seeds)
     drawn = np.abs([of_draw(seed) for seed in range(1, DRAWS + 1)])
     beyond, widest = np.mean(drawn > TARGET), np.quantile(drawn, 0.95)
     print(f"Drawn gains and zeros of uncalibrated chips alone, {STEADY_W:g} W steady: {own};")
     print(f"of {DRAWS} draws {beyond:.0%} are off by more than {TARGET:.1%}, 95 % by up to {widest:.2%}")
-    return int(failed)
+    return is_met
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+CASES = {"board": Case("phases on the simulated board", judge, {"phases": 200, "seeds": [1, 2]})}
