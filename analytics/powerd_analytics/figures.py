@@ -130,6 +130,10 @@ _COLUMNS: tuple[tuple[Any, ...], ...] = (
     ("memory_clock_basis", "text", "", "first", "first", "as clock_basis"),
     ("memory_clock_asked_hz", "number", "Hz", "first", "first", "as clock_asked_hz"),
     ("memory_clock_requested_hz", "number", "Hz", "first", "first", "as clock_requested_hz"),
+    ("verdict", "text", "", "all", "all", "whether what the device was set to was honoured: honoured, binding; "
+     "honoured, slack; overridden; confounded; clock missed; unknown"),
+    ("verdict_note", "text", "", "all", "all", "why, in a few words"),
+    ("is_held", "flag", "", "any", "any", "somebody held a lease of one of the device's knobs"),
     ("phase", "text", "", "first", "first", "name of the phase"),
     ("phase_path", "text", "", "first", "first", "with the phases around it", "phase"),
     ("is_iteration", "flag", "", "first", "first", "of phases: they are the iterations of the training"),
@@ -775,6 +779,9 @@ def frame_of(run: Run, table: PhaseTable) -> Frame:
             **_clock("clock", setting.clock_hz),
             **_clock("memory_clock", setting.memory_clock_hz),
             "clock_set": setting.clock_hz.is_set,
+            "verdict": setting.verdict or None,
+            "verdict_note": setting.verdict_note or None,
+            "is_held": setting.is_held,
             "note": row.note,
         }  # fmt: skip
         if ranks.ranks and is_of_device:

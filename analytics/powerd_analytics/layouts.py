@@ -32,6 +32,7 @@ from powerd_analytics.repeats import averaged
 from powerd_analytics.runs.phases import LAYER
 from powerd_analytics.trainings import Length, prepared, without_summands
 from powerd_core.errors import AnalysisError, ConfigError
+from powerd_core.verdict import Verdict
 
 # -- one run -----------------------------------------------------------------------------------------------------------
 
@@ -92,6 +93,8 @@ def _of_one_run(r: Record) -> Record:
     }
 
 
+_NOT_HONOURED = tuple(v.value for v in (Verdict.OVERRIDDEN, Verdict.CONFOUNDED, Verdict.CLOCK_MISSED))
+
 # -- what a command asks for -------------------------------------------------------------------------------------------
 
 
@@ -125,7 +128,36 @@ def chosen_tables(frame: Frame, choice: Choice) -> list[Table]:
 
     Raises `AnalysisError` where one cannot be made, saying why.
     """
-    frame = where(prepared(frame, choice.length), choice.conditions)
+    if any(condition.startswith("verdict") for condition in choice.conditions):
+        notes: tuple[str, ...] = ()
+    else:
+        frame, notes = honoured(frame)
+    tables = _tables(where(prepared(frame, choice.length), choice.conditions), choice)
+    return [replace(table, notes=(*table.notes, *notes)) if i == 0 else table for i, table in enumerate(tables)]
+
+
+def honoured(frame: Frame) -> tuple[Frame, tuple[str, ...]]:
+    """The frame without runs whose settings were asked for and not honoured, and a note on those that are left out. Of
+    a run in which the cap changed, those of its caps.
+
+    Raises `AnalysisError` where nothing is left.
+    """
+    failed = frame[frame["is_held"].fillna(False).astype(bool) & frame["verdict"].isin(_NOT_HONOURED)]
+    if failed.empty:
+        return frame, ()
+    keys = ["path", "power_cap_in_run"]
+    left_out = frame[keys].fillna("").apply(tuple, axis=1).isin(set(failed[keys].fillna("").apply(tuple, axis=1)))
+    reasons = {
+        f"{r['run']} {r['device']}: {r['verdict']}{' (' + str(r['verdict_note']) + ')' if r['verdict_note'] else ''}"
+        for r in rows_of(failed)
+    }
+    note = f"left out, since their settings were not honoured: {'; '.join(sorted(reasons))}"
+    if left_out.all():
+        raise AnalysisError(f"nothing is left of these runs: {note}; `--where verdict=...` shows them")
+    return frame[~left_out].reset_index(drop=True), (note,)
+
+
+def _tables(frame: Frame, choice: Choice) -> list[Table]:
     ignore = tuple(dimension(name, frame) for name in choice.ignore)
     if choice.pivot is not None:
         pivot = make_pivot(frame, choice.pivot, ignore)
@@ -199,6 +231,7 @@ def _totals(means: Frame, factors: Factors, *, is_whole: bool) -> Table:
     is_equal = is_whole or bool((work[compared].groupby(totals["model"].fillna("")).nunique() <= 1).all())
     figures = [*_OF_TRAINING, *factors.columns] if is_equal else ["iterations", *_OF_A_SAMPLE]
     figures += ["samples_per_s", "gflops_per_w", "u95_gflops_per_w", "gflops_basis"]
+    figures += ["verdict"] if totals["is_held"].fillna(False).any() else []
     if is_equal:
         title = "Totals of the whole training" if is_whole else "Totals of what was recorded"
         return _long("totals", title, totals, figures, factors.notes, phases=False)

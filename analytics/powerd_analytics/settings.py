@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
+from numpy.typing import NDArray
 
 from powerd_analytics.runs.in_force import TOLERANCE_W, Enforced, Steps, enforced_name, steps_of, watts_text
 from powerd_analytics.runs.phases import is_number_cell, number
@@ -21,9 +22,11 @@ from powerd_analytics.runs.ranks import device_identity
 from powerd_analytics.runs.run import Run, stated_settings
 from powerd_analytics.text import joined
 from powerd_client.signal import Readings, RunLine
-from powerd_core.model import QuantityConversion
+from powerd_core.lease import Evidence
+from powerd_core.model import Conversion, QuantityConversion
 from powerd_core.settings import UNITS, KnobSetting
 from powerd_core.text import times
+from powerd_core.verdict import CLOCK_STEP_MHZ, Verdict, judge, worst
 
 ENFORCED, STATED, REQUESTED, OBSERVED = "enforced", "stated", "requested", "observed"
 """Where the value of a setting comes from: the driver's channel, the phases' attributes, the limit that the driver had
@@ -78,6 +81,13 @@ class DeviceSetting:
     clock_hz: Setting
     """Of the multiprocessors."""
     memory_clock_hz: Setting
+    verdict: str
+    """Whether what was set was honoured (`powerd_core.verdict`), empty where the driver tells nothing by which to
+    judge and nobody asked for anything."""
+    verdict_note: str
+    """Why, in a few words."""
+    is_held: bool
+    """Whether somebody held a lease of one of its knobs."""
     note: str
     """How what was enforced differs from what was asked or requested, or that it changed; mostly empty."""
 
@@ -117,11 +127,15 @@ class Settings:
             replace(self._locked(device, knob, span, stated), observed=self._clock(device, clock.line, span))
             for knob, clock in _CLOCKS.items()
         ]
+        verdict, why, is_held = self.verdict(device, span, cap)
         return DeviceSetting(
             product=_text(stated.get("device_name")) or self.device_name(device),
             power_cap_w=cap,
             clock_hz=clocks[0],
             memory_clock_hz=clocks[1],
+            verdict=verdict,
+            verdict_note=why,
+            is_held=is_held,
             note=self.note_of(device, begin_ns, end_ns, stated, setting),
         )
 
@@ -143,7 +157,21 @@ class Settings:
         event states and its driver did not enforce."""
         driver, begin_ns, end_ns = self._driver(device), self._run.begin_ns, self._run.end_ns
         cap_note = self.power_cap(device, begin_ns, end_ns, {})[1]
-        return joined(cap_note, *self._clock_changes(driver, begin_ns, end_ns), self._contradiction(driver))
+        changes = self._clock_changes(driver, begin_ns, end_ns)
+        return joined(self._held_note(device), cap_note, *changes, self._contradiction(driver))
+
+    def _held_note(self, device: str) -> str:
+        """What was held while the phases ran, and the verdict on it: ``power cap 120 W held: honoured, binding``."""
+        phases = self._run.phases
+        if not len(phases):
+            return ""
+        span = (int(phases.begin_ns.min()), int(phases.end_ns.max()), None)
+        driver = self._driver(device)
+        held = {s.knob: s for t_ns, s in self._events if s.device == driver and t_ns <= span[1]}
+        texts = [f"{_noun(s)} {s.asked:g} {s.unit} held" for s in held.values() if s.asked is not None]
+        cap, _ = self.power_cap(device, span[0], span[1], {})
+        verdict, why, is_held = self.verdict(device, span, cap)
+        return f"{' and '.join(texts) or 'a lease'}: {joined(verdict, why)}" if is_held else ""
 
     def _clock_changes(self, driver: str, begin_ns: int, end_ns: int) -> Iterator[str]:
         for knob, clock in _CLOCKS.items():
@@ -160,6 +188,8 @@ class Settings:
         ends = [*(t_ns for t_ns, _ in told[1:]), self._run.end_ns]
         for (t_ns, stated), end_ns in zip(told, ends, strict=True):
             caps = self._run.enforced.steps[driver].between(t_ns, end_ns)
+            if t_ns >= self._last_ns(driver):
+                continue  # the driver was not asked any more
             if stated.enforced is not None and all(_differs(w, stated.enforced) for w in caps):
                 at_s = (t_ns - self._run.begin_ns) * 1e-9
                 return (
@@ -167,6 +197,12 @@ class Settings:
                     f"the driver enforced {watts_text(caps[-1])}"
                 )
         return ""
+
+    def _last_ns(self, driver: str) -> int:
+        """When the driver was last asked for its limit."""
+        lines = [x for x in self._lines(driver) if x.quantity == "power_limit_w"]
+        last = [self._good(x.name, x.conversion.column).t_ns[-1:] for x in lines if _is_quantity(x.conversion)]
+        return max((int(t_ns[0]) for t_ns in last if len(t_ns)), default=0)
 
     def _stated(self, device: str, knob: str) -> list[tuple[int, KnobSetting]]:
         return [(t_ns, s) for t_ns, s in self._events if (s.device, s.knob) == (device, knob)]
@@ -266,6 +302,76 @@ class Settings:
         limits = (number(line.detail, "power_limit_mw") for line in self._lines(device))
         return next((mw / 1e3 for mw in limits if mw is not None), None)
 
+    # -- whether it was honoured ------------------------------------------------------------------------------------
+
+    def verdict(self, device: str, span: tuple[int, int, Enforced | None], cap: Setting) -> tuple[str, str, bool]:
+        """Verdict and why over a stretch, and whether somebody held a lease of a knob meanwhile."""
+        driver, end_ns = self._driver(device), span[1]
+        told = {s.knob: s for t_ns, s in self._events if s.device == driver and t_ns <= end_ns}
+        held = {knob: s for knob, s in told.items() if s.asked is not None or s.state in _TAKEN}
+        evidence = self._limited(driver, span)
+        verdicts = [self._judge(driver, s, span, cap, evidence) for s in held.values()]
+        if "power_cap" not in held and evidence.at_cap_s is not None:
+            verdicts.append(judge("power_cap", None, cap.requested, cap.enforced, evidence))
+        if not verdicts:
+            return "", "", False
+        verdict, why = worst(verdicts)
+        return verdict.value, why, bool(held)
+
+    def _judge(
+        self, driver: str, told: KnobSetting, span: tuple[int, int, Enforced | None], cap: Setting, evidence: Evidence
+    ) -> tuple[Verdict, str]:
+        if told.state in _TAKEN:
+            return Verdict.OVERRIDDEN, told.why
+        if told.knob == "power_cap":
+            return judge(told.knob, told.asked, cap.requested, cap.enforced, evidence)
+        if told.knob in _CLOCKS and told.asked is not None:
+            looks, missed = self._looks(driver, _CLOCKS[told.knob].line, told.asked, span)
+            evidence = replace(evidence, looks=looks, missed=missed)
+        return judge(told.knob, told.asked, told.requested, told.enforced, evidence)
+
+    def _limited(self, driver: str, span: tuple[int, int, Enforced | None]) -> Evidence:
+        """What the driver has counted at its limits in a stretch, between the first and the last of its readings."""
+        counted: dict[str, float] = {}
+        duration_s = 0.0
+        for name, suffix in _LIMITED.items():
+            t_ns, seconds = self._series(driver, suffix, span)
+            if len(t_ns) > 1:
+                steps_s = np.diff(t_ns) * 1e-9
+                # Readings of another setting between two of ours are no evidence for ours.
+                own = steps_s <= 1.5 * float(np.median(steps_s))
+                duration_s = float(steps_s[own].sum())
+                counted[name] = float(np.diff(seconds)[own].sum())
+        return Evidence(duration_s, counted.get("at_cap_s"), counted.get("thermal_s"), counted.get("brake_s"))
+
+    def _looks(
+        self, driver: str, suffix: str, asked_mhz: float, span: tuple[int, int, Enforced | None]
+    ) -> tuple[int, int]:
+        """How often a clock was read while the device worked, and how often it was off its lock without a reason."""
+        t_ns, clock_hz = self._series(driver, suffix, span)
+        events_ns, reasons = self._series(driver, "clock_events", span)
+        shared, mine, theirs = np.intersect1d(t_ns // _SCAN_NS, events_ns // _SCAN_NS, return_indices=True)
+        if not len(shared):
+            return 0, 0
+        bits = reasons[theirs].astype(np.int64)
+        works = (bits & _IDLE) == 0
+        off = np.abs(clock_hz[mine] * 1e-6 - asked_mhz) > CLOCK_STEP_MHZ
+        return int(works.sum()), int((works & off & ((bits & _SLOWED) == 0)).sum())
+
+    def _series(
+        self, driver: str, suffix: str, span: tuple[int, int, Enforced | None]
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Times and values of a channel of the driver in a stretch, in order; empty where there is none."""
+        begin_ns, end_ns, setting = span
+        line = next((x for x in self._lines(driver) if x.name.endswith(f".{suffix}")), None)
+        if line is None or not isinstance(line.conversion, QuantityConversion):
+            return np.zeros(0, np.int64), np.zeros(0)
+        read = self._good(line.name, line.conversion.column)
+        here = (read.t_ns >= begin_ns) & (read.t_ns <= end_ns)
+        if setting is not None:
+            here &= self._run.enforced.holds(setting, read.t_ns)
+        return read.t_ns[here], read.codes[line.conversion.column][here] * line.conversion.per_code
+
     # -- what is observed ------------------------------------------------------------------------------------------
 
     def _clock(self, device: str, suffix: str, span: tuple[int, int, Enforced | None]) -> float | None:
@@ -294,6 +400,16 @@ class Settings:
         return self._read[line]
 
 
+_LIMITED = {"at_cap_s": "at_power_cap", "thermal_s": "thermal", "brake_s": "power_brake"}
+"""Members of `Evidence`, and what the names of the channels that count them end with."""
+_TAKEN = ("yielded", "lost")
+"""States of a lease whose value is not in force any more (`powerd_core.lease.State`)."""
+_IDLE, _SLOWED = 0x1, 0x4 | 0x8 | 0x20 | 0x40 | 0x80
+"""Bits of nvmlClocksEventReasons: nothing to do; the power cap, heat or the power brake."""
+_SCAN_NS = 5_000_000
+"""The channels of one scan are read within this."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Clock:
     noun: str
@@ -318,6 +434,14 @@ def _clock_note(knob: str, s: Setting) -> str:
     if s.requested is not None and s.requested != s.enforced:
         claims.append(f"{mhz_text(s.requested)} were requested")
     return f"{_CLOCKS[knob].noun}: {', '.join(claims)}, {mhz_text(s.enforced)} enforced" if claims else ""
+
+
+def _noun(s: KnobSetting) -> str:
+    return s.knob.replace("_", " ")
+
+
+def _is_quantity(conversion: Conversion) -> TypeGuard[QuantityConversion]:
+    return isinstance(conversion, QuantityConversion)
 
 
 def _hz(mhz: float | None) -> float | None:

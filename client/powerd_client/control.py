@@ -28,8 +28,6 @@ from powerd_core.lease import (
     DEFAULT_TTL_S,
     KNOB_OF_OPTION,
     MAX_ANSWER,
-    SETTING_EVENT,
-    UNITS,
     Answer,
     Evidence,
     Holding,
@@ -44,8 +42,9 @@ from powerd_core.lease import (
     to_line,
 )
 from powerd_core.serde import from_document, to_document
+from powerd_core.settings import SETTING, UNITS
 from powerd_core.text import did_you_mean
-from powerd_core.verdict import Verdict, judge
+from powerd_core.verdict import Verdict, judge, worst
 from powerd_core.wire import Message, decode
 
 ENVIRONMENT = "POWERD_CONTROL"
@@ -330,7 +329,7 @@ class Hold:
             "lease": self.lease.lease if self.lease else "",
             "settle_s": self.settle_s,
         }
-        self._emit(SETTING_EVENT, values, t_ns)
+        self._emit(SETTING, values, t_ns)
 
     def _tell(self, problem: str) -> None:
         self.problem = problem
@@ -412,7 +411,7 @@ class Hold:
     def verdict(self) -> Verdict:
         """Whether the settings were honoured since they were set last (until the release, behind it): the worst of what
         is held. The table of the run judges by all its readings."""
-        return min((verdict for verdict, _ in self.verdicts.values()), key=_SEVERITY.index, default=Verdict.UNKNOWN)
+        return worst(self.verdicts.values())[0]
 
     @property
     def verdicts(self) -> dict[str, tuple[Verdict, str]]:
@@ -492,17 +491,6 @@ def _named(out: Path | None, setting: Mapping[str, str], count: int) -> Path | N
     texts = [f"{level}{units[o] if level[-1:].isdigit() else ''}".replace("%", "pc") for o, level in setting.items()]
     out = out or Path("run.h5")
     return out.with_stem("-".join([out.stem, *texts]))
-
-
-_SEVERITY = [
-    Verdict.OVERRIDDEN,
-    Verdict.CLOCK_MISSED,
-    Verdict.CONFOUNDED,
-    Verdict.UNKNOWN,
-    Verdict.BINDING,
-    Verdict.SLACK,
-]
-"""The worst first. Of two that were honoured, the binding one says more."""
 
 
 def _enforced(holding: Holding) -> Value | None:

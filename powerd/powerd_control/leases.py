@@ -103,7 +103,9 @@ class Hold:
         self.why = f"{happening.value}{': ' if why else ''}{why}"
 
     def apply(self) -> None:
-        """Set what is asked and read it back."""
+        """Set what is asked and read it back. The change is dated by its beginning: what ran meanwhile is of neither
+        setting."""
+        begin_ns = _now_ns()
         try:
             self.odometer = self.knob.odometer()
             self.knob.set(self.asked)
@@ -115,6 +117,7 @@ class Hold:
         self.limited_s, self.looks, self.missed = self.knob.limited_s(), 0, 0
         if read.requested is None or is_same(read.requested, self.asked):
             self.happen(Happening.APPLIED)
+            self.changed_ns = begin_ns
         elif self._whose(read) == "foreign":
             self.happen(Happening.OVERRIDDEN, f"it is {shown(read.requested, self.knob.name)} now")
         else:
@@ -148,6 +151,7 @@ class Hold:
 
     def revert(self) -> None:
         """Put back what was found where the value is still ours, and see that it is back."""
+        begin_ns = _now_ns()
         try:
             read = self.knob.read()
             found = self.found.get("value")
@@ -163,6 +167,7 @@ class Hold:
                 is_back = read.requested is None or found is None or is_same(read.requested, found)
                 self.happen(Happening.REVERTED if is_back else Happening.REVERT_FAILED)
             self.setting = Setting(None, read.requested, read.enforced)
+            self.changed_ns = begin_ns
         except KnobError as error:
             self.happen(Happening.REVERT_FAILED, str(error))
 

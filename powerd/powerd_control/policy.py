@@ -29,8 +29,9 @@ from typing import Literal
 
 from powerd_control.knobs import Knob
 from powerd_core.errors import ConfigError, ControlDenied
-from powerd_core.lease import KNOB_OF_OPTION, UNITS, Value, option_of, shown
+from powerd_core.lease import KNOB_OF_OPTION, Value, option_of, shown
 from powerd_core.serde import build_options, parse_toml
+from powerd_core.settings import UNITS
 
 
 @dataclass(frozen=True, slots=True)

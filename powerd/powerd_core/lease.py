@@ -34,6 +34,7 @@ from typing import Any, Literal, TypeVar
 
 from powerd_core.errors import ConfigError, ControlDenied, ControlError, LeaseHeld, WireError
 from powerd_core.serde import from_document, to_document
+from powerd_core.settings import UNITS
 
 T = TypeVar("T")
 
@@ -44,19 +45,6 @@ MAX_ANSWER = 65536
 """Bytes of a line."""
 DEFAULT_TTL_S = 30.0
 DEFAULT_SOCKET = "/run/powerd-control/socket"
-SETTING_EVENT = "setting"
-"""The name of the event by which a run says what a device was set to (see docs/reference/run-file.md)."""
-
-
-UNITS: Mapping[str, str] = {
-    "power_cap": "W",
-    "sm_clock": "MHz",
-    "mem_clock": "MHz",
-    "package_power": "W",
-    "cpu_clock": "MHz",
-    "cpu_governor": "",
-}
-"""The knobs that there are, each with the unit of its values."""
 
 
 def option_of(knob: str) -> str:

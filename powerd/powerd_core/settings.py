@@ -14,8 +14,15 @@ from typing import Any
 
 SETTING = "setting"
 """The name of these events. One of that name with other values is somebody else's, and states nothing."""
-UNITS = {"power_cap": "W", "sm_clock": "MHz", "mem_clock": "MHz"}
-"""Knobs that are known, and their units; an event may be of any other one, in its own unit."""
+UNITS = {
+    "power_cap": "W",
+    "sm_clock": "MHz",
+    "mem_clock": "MHz",
+    "package_power": "W",
+    "cpu_clock": "MHz",
+    "cpu_governor": "",
+}
+"""Knobs that are known, and the units of their values; an event may be of any other one, in its own unit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +38,12 @@ class KnobSetting:
     """Of the driver."""
     enforced: float | None = None
     """By the driver, as it was read back."""
+    state: str = ""
+    """Of a lease: what became of it (`powerd_core.lease.State`)."""
+    why: str = ""
+    """In a few words."""
+    settle_s: float = 0.0
+    """How long the device may take to follow."""
 
     def values(self) -> dict[str, Any]:
         """The event's values."""
@@ -48,7 +61,19 @@ def setting_in(values: Mapping[str, Any]) -> KnobSetting | None:
     device, knob, unit = map(str, names)
     if UNITS.get(knob, unit) != unit:
         return None
-    return KnobSetting(device, knob, unit, *(None if x is None else float(x) for x in numbers))
+    state, why, settle_s = values.get("state", ""), values.get("why", ""), values.get("settle_s", 0.0)
+    asked, requested, enforced = (None if x is None else float(x) for x in numbers)
+    return KnobSetting(
+        device,
+        knob,
+        unit,
+        asked,
+        requested,
+        enforced,
+        state=state if isinstance(state, str) else "",
+        why=why if isinstance(why, str) else "",
+        settle_s=float(settle_s) if _is_amount(settle_s) else 0.0,
+    )
 
 
 def _is_amount(value: object) -> bool:

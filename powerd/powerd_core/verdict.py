@@ -10,6 +10,7 @@ The mean power says nothing about it: a cap binds in bursts, at a mean far below
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import StrEnum
 
 from powerd_core.lease import Evidence, Value, is_same
@@ -36,6 +37,22 @@ class Verdict(StrEnum):
     @property
     def is_honoured(self) -> bool:
         return self in (Verdict.BINDING, Verdict.SLACK)
+
+
+_SEVERITY = (
+    Verdict.OVERRIDDEN,
+    Verdict.CLOCK_MISSED,
+    Verdict.CONFOUNDED,
+    Verdict.UNKNOWN,
+    Verdict.BINDING,
+    Verdict.SLACK,
+)
+"""The worst first. Of two that were honoured, the binding one says more."""
+
+
+def worst(verdicts: Iterable[tuple[Verdict, str]]) -> tuple[Verdict, str]:
+    """The worst of several verdicts, with why."""
+    return min(verdicts, key=lambda told: _SEVERITY.index(told[0]), default=(Verdict.UNKNOWN, ""))
 
 
 def judge(

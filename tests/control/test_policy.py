@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from powerd_control.policy import Caller, Policy, Rule, load_policy
 from powerd_core.errors import ConfigError, ControlDenied
-from powerd_core.lease import UNITS
+from powerd_core.settings import UNITS
 
 ME = pwd.getpwuid(os.getuid()).pw_name
 MINE = grp.getgrgid(os.getgid()).gr_name

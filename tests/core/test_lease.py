@@ -10,7 +10,6 @@ from powerd_core.lease import (
     KNOB_OF_OPTION,
     MAX_REQUEST,
     TRANSITIONS,
-    UNITS,
     Answer,
     Evidence,
     Happening,
@@ -29,6 +28,7 @@ from powerd_core.lease import (
     resolve,
     to_line,
 )
+from powerd_core.settings import UNITS
 from powerd_core.verdict import Verdict, judge
 
 CAP = Range(100.0, 300.0, 260.0)
