@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from powerd_analytics.runs.in_force import Steps, Timeline, steps_of, without_repeats
-from powerd_analytics.runs.phases import Phases, parted, pieces, read_phases
+from powerd_analytics.runs.phases import Phases, dropped_attributes, parted, pieces, read_phases
 from powerd_client.board_times import check_times
 from powerd_client.phase import RESULT
 from powerd_client.recover import open_run
@@ -118,6 +118,8 @@ class Run:
     gaps: tuple[RunGap, ...] = ()
     processes: tuple[Mapping[str, Any], ...] = ()
     messages: tuple[Mapping[str, Any], ...] = ()
+    dropped: tuple[str, ...] = ()
+    """What to say of attributes of phases that are no figures; earlier releases stored them. Messages say it too."""
     events: tuple[Event, ...] = ()
     """In the order of their times."""
     environment: Mapping[str, Any] = field(default_factory=dict)
@@ -219,6 +221,8 @@ def read_run(path: str | Path, *, progress: Progress = no_progress) -> Run:
         clocks = {name: _clock(group) for name, group in file["clocks"].items()}
         enforced = Timeline.of(_steps(file["lines"], lines.values(), clocks))
         processes = tuple(read_objects(file["processes"])) if "processes" in file else ()
+        dropped = dropped_attributes(file["phases"])
+        notes = [{"t_ns": attributes["t_start_ns"], "level": "warning", "text": text} for text in dropped]
         return Run(
             path=path,
             attributes=attributes,
@@ -228,7 +232,8 @@ def read_run(path: str | Path, *, progress: Progress = no_progress) -> Run:
             clocks=clocks,
             gaps=_gaps(file["gaps"]),
             processes=processes,
-            messages=tuple(read_objects(file["messages"])),
+            messages=(*read_objects(file["messages"]), *notes),
+            dropped=dropped,
             events=_events(file["events"], processes) if "events" in file else (),
             environment=dict(read_json(attributes.get("environment") or "{}")),
             command=tuple(str(word) for word in read_json(attributes.get("command") or "[]")),
