@@ -18,7 +18,7 @@ from powerd_analytics.export import Column, to_json_text
 from powerd_analytics.runs.phases import LAYER, PhaseClass, pieces
 from powerd_analytics.runs.ranks import NOBODY, ranks_of
 from powerd_analytics.runs.run import Progress, Run, no_progress
-from powerd_analytics.table import check_attributes, family_of, groups, iteration_labels
+from powerd_analytics.table import family_of, groups, iteration_labels
 from powerd_analytics.wall_clock import begin_unix_s, wall_clock
 from powerd_client.phase import BASELINE
 from powerd_core.errors import AnalysisError
@@ -50,7 +50,6 @@ def iteration_rows(
 ) -> Iterator[list[dict[str, Any]]]:
     """The rows of all iterations that ended, in pieces. Raises `AnalysisError` for an unknown device, and for a run
     without phases."""
-    check_attributes(run)
     if not len(run.phases):
         raise AnalysisError(f"{run.path}: this run has no phases: mark them with `meter.phase(...)`")
     return _rows(run, load_parts(run, device, lambda share, text: progress(0.6 * share, text)), progress)

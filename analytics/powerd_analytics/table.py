@@ -80,7 +80,7 @@ from powerd_analytics.signals import load_bounded
 from powerd_analytics.text import digits, joined, seconds
 from powerd_client.phase import BASELINE
 from powerd_core.errors import AnalysisError
-from powerd_core.text import printable, times
+from powerd_core.text import times
 
 RESOLVABLE_SHARE = 0.9
 """A kind has a number when at least this share of its phases is resolvable: a mean over the long ones is no mean."""
@@ -274,8 +274,7 @@ class Group:
 
 def groups_of(run: Run) -> dict[GroupKey, Group]:
     """The groups by their attributes but for the operations. Raises `AnalysisError` where one model's name stands for
-    two numbers of operations, and as `check_attributes`."""
-    check_attributes(run)
+    two numbers of operations."""
     p = run.phases
     first = np.full(len(p.classes), np.iinfo(np.int64).max)
     last = np.full(len(p.classes), np.iinfo(np.int64).min)
@@ -502,34 +501,6 @@ def quoted(value: Any) -> str:
     return f'"{value}"' if isinstance(value, str) and is_number(value) else str(value)
 
 
-_LEAST = {"batch_size": 1.0} | dict.fromkeys(
-    ("power_cap_w", "clock_hz", "clock_mhz", "gpus", "ranks", "world_size", "machines", "epochs", "iterations",
-     "samples", "dataset_size", OPERATIONS, EXECUTED), 0.0)  # fmt: skip
-"""Attributes of phases that are figures by definition, and the least that they can be."""
-_WHOLE = ("gpus", "ranks", "world_size", "machines")
-
-
-def check_attributes(run: Run) -> None:
-    """Raises `AnalysisError` with file, row of the phases (from 1) and attribute for a figure that is none; any other
-    attribute may be anything."""
-    p = run.phases
-    faults = {
-        label: (name, value)
-        for label, kind in enumerate(p.classes)
-        for name, value in kind.attributes.items()
-        # Operations of two models under one name are several, which the records refuse.
-        if name in _LEAST and value is not None and not (name == OPERATIONS and isinstance(value, tuple))
-        if not is_number_cell(value) or not _LEAST[name] <= value < 1e300 or (name in _WHOLE and value % 1)
-    }
-    if faults:
-        # Phases inside inherit what is wrong: the first row that has it is the one that was given it.
-        row = int(np.flatnonzero(np.isin(p.label, list(faults)))[0])
-        phase, (name, value) = printable(repr(p.classes[p.label[row]].name), limit=60), faults[int(p.label[row])]
-        text = f"phase row {row + 1} ({phase}), attribute {name}: {printable(repr(value), limit=40)}"
-        whole = ", and whole" if name in _WHOLE else ""
-        raise AnalysisError(f"{run.path}: {text}: must be a finite number, {_LEAST[name]:g} or more{whole}")
-
-
 # -- the table ---------------------------------------------------------------------------------------------------------
 
 
@@ -563,9 +534,8 @@ def phase_table(
 ) -> PhaseTable:
     """The table of a run, for one device or all; with ``above_idle`` beside the idle power of its devices.
 
-    Raises `AnalysisError` for an unknown device, as `check_attributes`, and for idle power of a run without a baseline.
+    Raises `AnalysisError` for an unknown device, and for idle power of a run without a baseline.
     """
-    check_attributes(run)
     parts = load_parts(run, device, lambda share, text: progress(0.6 * share, text))
     idle = tuple(row for part in parts if (row := idle_of(run, part)) is not None) if above_idle else ()
     if above_idle and not idle:

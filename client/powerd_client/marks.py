@@ -33,6 +33,7 @@ from pathlib import Path
 from threading import get_ident
 from types import MappingProxyType
 
+from powerd_client.attributes import with_figures
 from powerd_client.hostclock import now_ns
 from powerd_client.log import tell
 from powerd_core.marks import RECORD, SEGMENT_RECORDS
@@ -110,6 +111,8 @@ class MarkWriter:
         self._is_torn = False
         self._events_bytes = 0
         self._refusals: set[str] = set()
+        self._faults: set[str] = set()
+        """Attributes that were to be figures and are none, as was said."""
         self._describe({"process": self.token, "pid": self._pid, "command": sys.argv, **about})
         _writers.add(self)
 
@@ -140,11 +143,21 @@ class MarkWriter:
     def kind(self, name: str, attributes: Mapping[str, object], timing: str) -> int:
         """The number of a phase kind; it is written down before any mark can use it.
 
-        A name or attribute that is nothing JSON knows becomes text, a number of numpy or torch a plain one.
+        A name or attribute that is nothing JSON knows becomes text, a number of numpy or torch a plain one. A figure
+        that is no number is not known; this is said at the first such phase.
         """
-        name, plain = str(name), {key: _plain(value) for key, value in attributes.items()}
+        name = str(name)
+        plain, faults = with_figures(name, {key: _plain(value) for key, value in attributes.items()})
+        for attribute in faults.keys() - self._faults:
+            self._faults.add(attribute)
+            self._tell_fault(faults[attribute])
         key = name, json.dumps([plain, timing], sort_keys=True)
         return self._numbered(key, {"name": name, "attributes": plain, "timing": timing})
+
+    def _tell_fault(self, text: str) -> None:
+        if self.is_open:
+            tell(text)
+            self.note(text)
 
     def crowded(self) -> list[str]:
         """What the user should know of attributes with very many values."""

@@ -1,9 +1,9 @@
 """The frame of a run: its columns, where each value comes from, and what is refused."""
 
-import re
-
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from make_campaign import one_run, with_attributes
 from make_run import MS, LineSpec, PhaseSpec, S, make_run, training
 
@@ -94,8 +94,58 @@ def test_two_models_under_one_name_in_a_run_are_refused(tmp_path):
         ("dataset_size", -5), ("samples", 10**400), ("operations_per_sample", "some"),
     ],
 )  # fmt: skip
-def test_a_figure_that_is_none_is_refused_with_file_row_and_attribute(tmp_path, name, value):
+def test_a_figure_that_is_no_number_is_dropped_with_a_note_and_costs_no_joule(tmp_path, name, value):
     tr = with_attributes(training((64,), 5), **{name: value})
     path = make_run(tmp_path / "r.h5", [LineSpec("gpu0.a", tr.power())], tr.phases, end_ns=tr.end_ns)
-    with pytest.raises(AnalysisError, match=re.escape(f"{path}: phase row 1 ('training'), attribute {name}")):
-        run_rows(path)
+    (told,) = read_run(path).dropped
+    assert told.startswith(f"attribute {name} of phase 'training' is ")
+    assert [m["text"] for m in read_run(path).messages if m["level"] == "warning"] == [told]
+    plain = with_attributes(training((64,), 5), **{name: None})
+    right = make_run(tmp_path / "right.h5", [LineSpec("gpu0.a", tr.power())], plain.phases, end_ns=tr.end_ns)
+    assert read_run(right).dropped == ()
+    shown = ("kind", "phase", "batch_size", "gpus", "power_cap_w", "j_per_batch", "energy_j", "samples_per_s")
+    dropped, without = ([[row[column] for column in shown] for row in run_rows(p)] for p in (path, right))
+    assert dropped == without
+    assert dropped
+
+
+@pytest.mark.parametrize(("text", "value"), [("64", 64), (" 64 ", 64), ("6.4e1", 64.0)])
+def test_a_text_that_reads_as_a_number_is_that_number(tmp_path, text, value):
+    tr = with_attributes(training((64,), 5), batch_size=text, gpus="2")
+    path = make_run(tmp_path / "r.h5", [LineSpec("gpu0.a", tr.power())], tr.phases, end_ns=tr.end_ns)
+    assert read_run(path).dropped == ()
+    (total,) = (row for row in run_rows(path) if row["kind"] == "total")
+    assert (total["batch_size"], total["gpus"]) == (value, 2)
+
+
+def test_phases_inside_do_not_inherit_a_figure_that_theirs_is_not(tmp_path):
+    """Samples/s of a batch of unknown size are not those of the batches around it."""
+    phases = [
+        PhaseSpec("iteration", 0, 200 * MS, {"batch_size": 64}),
+        PhaseSpec("forward", 50 * MS, 150 * MS, {"batch_size": "auto"}, parent=0),
+    ]
+    path = make_run(tmp_path / "r.h5", [LineSpec("gpu0.a", training((64,), 5).power())], phases, end_ns=S)
+    iteration, forward = read_run(path).phases.classes
+    assert iteration.attributes == {"batch_size": 64}
+    assert forward.attributes == {}
+
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=4,
+)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.sampled_from(["batch_size", "gpus", "operations_per_sample", "lr", "model"]), ANYTHING, ANYTHING)
+def test_whatever_an_attribute_is_there_are_joules(tmp_path, name, outer, inner):
+    phases = [
+        PhaseSpec("iteration", 0, 200 * MS, {name: outer}),
+        PhaseSpec("forward", 50 * MS, 150 * MS, {name: inner}, parent=0),
+    ]
+    path = tmp_path / "r.h5"
+    path.unlink(missing_ok=True)
+    make_run(path, [LineSpec("gpu0.a", training((64,), 5).power())], phases, end_ns=S)
+    (run,) = (row for row in run_rows(path) if row["kind"] == "run")
+    assert run["energy_j"] > 0

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import logging
 import math
 import os
 import threading
@@ -344,3 +345,30 @@ def test_an_attribute_with_a_thousand_values_is_told_by_name(tmp_path, values):
         ["phase 'p' has 1,000 values of its attribute 'i'"] if values == 1000 else []
     )
     writer.close()
+
+
+@pytest.mark.parametrize("value", ["auto", math.nan, 0, True, [64], torch.tensor(0.5)])
+def test_a_figure_that_is_no_number_is_told_once_and_not_known_in_the_run(tmp_path, caplog, value):
+    log = logging.getLogger("powerd")
+    log.addHandler(caplog.handler)
+    writer = MarkWriter(tmp_path)
+    for name in ("forward", "backward"):
+        writer.mark(writer.kind(name, {"batch_size": value, "model": "net"}, "host"))
+    log.removeHandler(caplog.handler)
+    names, marks = all_marks(MarkTail(tmp_path, consume=False))
+    writer.close()
+    assert [n["attributes"] for n in names if "kind" in n] == [{"batch_size": None, "model": "net"}] * 2
+    (told,) = caplog.messages
+    assert told.startswith("attribute batch_size of phase 'forward' is ")
+    assert [(n["note"], n["level"]) for n in names if "note" in n] == [(told, "warning")]
+    assert len(marks) == 2
+
+
+def test_a_figure_that_stands_in_a_text_is_that_number(tmp_path):
+    writer = MarkWriter(tmp_path)
+    writer.kind("forward", {"batch_size": "64", "operations_per_sample": "3.6e9", "lr": "0.1"}, "host")
+    names, _ = all_marks(MarkTail(tmp_path, consume=False))
+    writer.close()
+    (attributes,) = (n["attributes"] for n in names if "kind" in n)
+    assert attributes == {"batch_size": 64, "operations_per_sample": 3.6e9, "lr": "0.1"}
+    assert not [n for n in names if "note" in n]

@@ -44,8 +44,36 @@ def count(root: Path, zone: str, energy_uj: int | str) -> None:
     (root / zone / "energy_uj").write_text(f"{energy_uj}\n")
 
 
-def opened(root: Path, **options: object) -> Opened:
-    clock = VirtualClock()
+DIES = {f"intel-rapl:{i}": f"package-0-die-{i}" for i in range(4)}
+
+
+class CountingClock(VirtualClock):
+    """While somebody sleeps, the counters of zones move every ``pause_ns``, from a first value and at so many watts;
+    that of the zone ``late`` stays behind in one of so many sleeps."""
+
+    def __init__(
+        self, root: Path, pause_ns: int, zones: dict[str, tuple[int, float]], late: tuple[str, int] = ("", 1)
+    ) -> None:
+        super().__init__()
+        self.root, self.pause_ns, self.zones, self.late, self.were_late = root, pause_ns, zones, late, 0
+        self.sleeps, self.shown = 0, dict[str, int]()
+
+    def sleep_until(self, t_ns: int) -> None:
+        super().sleep_until(t_ns)
+        self.sleeps += 1
+        moved_s = (self.t_ns - self.t_ns % self.pause_ns) * 1e-9
+        for zone, (first_uj, watts) in self.zones.items():
+            if zone == self.late[0] and self.sleeps % self.late[1] == 0:
+                self.were_late += 1
+            else:
+                energy_uj = first_uj + round(moved_s * watts * 1e6)
+                if self.shown.get(zone) != energy_uj:
+                    self.shown[zone] = energy_uj
+                    count(self.root, zone, energy_uj)
+
+
+def opened(root: Path, clock: VirtualClock | None = None, **options: object) -> Opened:
+    clock = clock or VirtualClock()
     cpuinfo = root / "cpuinfo"
     if not cpuinfo.exists():
         cpuinfo.write_text(INTEL.format(143))
@@ -84,6 +112,54 @@ class TestZones:
     def test_dies_that_count_apart_are_packages_of_their_own(self, tmp_path):
         zones = find_zones(tree(tmp_path, {"intel-rapl:0": "package-0-die-0", "intel-rapl:1": "package-0-die-1"}))
         assert [z.suffix for z in zones] == ["package_0", "package_1"]
+
+    @pytest.mark.parametrize("pause_ns", [1_000_000, 100_000_000], ids=["each ms", "ten times a second"])
+    def test_dies_that_show_one_counter_are_added_once(self, tmp_path, pause_ns):
+        clock = CountingClock(tmp_path, pause_ns, dict.fromkeys(DIES, (1_000_000, 68.0)))
+        o = opened(tree(tmp_path, DIES), clock=clock)
+        (device,) = o.devices
+        assert device.feeds == ("cpu0.package_0",)
+        assert "counted once" in device.description
+        lines = {line.name: line for line in o.streams[0].lines}
+        assert list(lines) == ["cpu0.package_0", "cpu0.package_1", "cpu0.package_2", "cpu0.package_3"]
+        assert lines["cpu0.package_3"].description.startswith("the counter of cpu0.package_0 once more, not added")
+        mirrors = dict.fromkeys(list(lines)[1:], "cpu0.package_0")
+        assert o.source.health()["mirrors"] == o.streams[0].detail["mirrors"] == mirrors
+        made = o.run(2)
+        assert all(o.readings(made, name)["flags"] == [0, 0] for name in lines)
+
+    def test_of_two_sockets_each_is_added_once(self, tmp_path):
+        zones = {f"intel-rapl:{i}": f"package-{i // 2}-die-{i % 2}" for i in range(4)}
+        sockets = [(1_000_000, 68.0), (1_000_000, 71.0)]
+        clock = CountingClock(tmp_path, 1_000_000, {zone: sockets[i // 2] for i, zone in enumerate(zones)})
+        (device,) = opened(tree(tmp_path, zones), clock=clock).devices
+        assert device.feeds == ("cpu0.package_0", "cpu0.package_2")
+
+    @pytest.mark.parametrize(
+        ("first", "other"),
+        [
+            ((1_000_000, 34.0), (1_000_061, 34.0)),  # the same power, one step apart
+            ((1_000_000, 34.0), (1_000_000, 33.9)),  # nearly the same power, since the same value
+            ((1_000_000, 34.0), (90_000_000, 34.0)),
+            ((1_000_000, 0.0), (1_000_000, 0.0)),  # nothing says that they are one
+            ((1_000_000, 0.0), (1_000_000, 34.0)),
+        ],
+    )
+    def test_dies_that_count_apart_are_all_added(self, tmp_path, first, other):
+        zones = {"intel-rapl:0": "package-0-die-0", "intel-rapl:1": "package-0-die-1"}
+        clock = CountingClock(tmp_path, 1_000_000, dict(zip(zones, (first, other), strict=True)))
+        o = opened(tree(tmp_path, zones), clock=clock)
+        (device,) = o.devices
+        assert device.feeds == ("cpu0.package_0", "cpu0.package_1")
+        assert "mirrors" not in o.streams[0].detail
+
+    def test_a_mirror_whose_files_change_one_behind_the_other_is_one_counter(self, tmp_path):
+        """As of a fake, or of counters that move between two reads: one round in ten catches them in between."""
+        zones = {"intel-rapl:0": "package-0-die-0", "intel-rapl:1": "package-0-die-1"}
+        clock = CountingClock(tmp_path, 1_000_000, dict.fromkeys(zones, (1_000_000, 68.0)), late=("intel-rapl:1", 10))
+        (device,) = opened(tree(tmp_path, zones), clock=clock).devices
+        assert clock.were_late >= 10
+        assert device.feeds == ("cpu0.package_0",)
 
     def test_no_zone_at_all(self, tmp_path):
         for root in (tmp_path, tmp_path / "none"):

@@ -247,7 +247,7 @@ def table_of(
     path: Path, device: str | None, calibration: Path | None, progress: LateProgress, *, above_idle: bool = False
 ) -> tuple[Run, PhaseTable]:
     """One run and its table. Lines on the error stream say where forward passes stand for iterations, as in files of
-    0.1.0, and which attribute of phases has very many values.
+    0.1.0, which attribute of phases has very many values, and which is dropped because it is no number.
 
     Raises `AnalysisError` for a run that no table can be made of.
     """
@@ -255,7 +255,7 @@ def table_of(
     from powerd_analytics.table import check_table, phase_table
 
     run = open_run(path, calibration, progress, is_checked=True)
-    warn([f"{path}: {text}" for text in crowded_classes(run.phases.classes)])
+    warn([f"{path}: {text}" for text in (*run.dropped, *crowded_classes(run.phases.classes))])
     table = phase_table(run, device, above_idle=above_idle, progress=progress)
     check_table(path, table)
     p = run.phases

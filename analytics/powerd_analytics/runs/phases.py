@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from powerd_analytics.runs.in_force import Enforced, Timeline
+from powerd_client.attributes import is_not_known, with_figures
 from powerd_client.board_times import check_times
 from powerd_client.marks import crowded
 from powerd_client.phase import MAGNIFY
@@ -303,8 +304,9 @@ def _classify(kind: Small, parent: Small, kinds: list[dict[str, Any]]) -> tuple[
         for key in keys.tolist():
             outer, k = key // len(kinds) - 1, key % len(kinds)
             around = classes[outer] if outer >= 0 else PhaseClass((), {}, "")
-            attributes = {**around.attributes, **(kinds[k].get("attributes") or {})}
-            attributes = {n: _hashable(v) for n, v in attributes.items()}
+            of_kind, _ = with_figures(str(kinds[k]["name"]), kinds[k].get("attributes") or {})
+            both = {**around.attributes, **of_kind}
+            attributes = {n: _hashable(v) for n, v in both.items() if not is_not_known(n, v)}
             timing = str(kinds[k].get("timing", "host"))
             this = PhaseClass((*around.path, str(kinds[k]["name"])), attributes, timing)
             same = (this.path, tuple((n, identity(v)) for n, v in this.group), this.timing)
@@ -319,6 +321,15 @@ def _classify(kind: Small, parent: Small, kinds: list[dict[str, Any]]) -> tuple[
             label[rows] = np.array(numbers, np.int32)[np.searchsorted(keys, own)]
             depth[rows] = level
     return depth, label, tuple(classes)
+
+
+def dropped_attributes(group: h5py.Group) -> tuple[str, ...]:
+    """What to say of attributes in a run file that are no figures, one line for each name of them."""
+    faults: dict[str, str] = {}
+    for kind in read_objects(group["kinds"]):
+        _, of_kind = with_figures(str(kind["name"]), kind.get("attributes") or {})
+        faults = of_kind | faults
+    return tuple(faults.values())
 
 
 def crowded_classes(classes: Sequence[PhaseClass]) -> list[str]:

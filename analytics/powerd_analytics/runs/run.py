@@ -28,7 +28,7 @@ from powerd_analytics.runs.in_force import (
     without_repeats,
 )
 from powerd_analytics.runs.nesting import nested
-from powerd_analytics.runs.phases import Phases, parted, pieces, read_phases
+from powerd_analytics.runs.phases import Phases, dropped_attributes, parted, pieces, read_phases
 from powerd_client.board_times import check_times
 from powerd_client.phase import RESULT
 from powerd_client.recover import open_run
@@ -128,6 +128,8 @@ class Run:
     gaps: tuple[RunGap, ...] = ()
     processes: tuple[Mapping[str, Any], ...] = ()
     messages: tuple[Mapping[str, Any], ...] = ()
+    dropped: tuple[str, ...] = ()
+    """What to say of attributes of phases that are no figures; earlier releases stored them. Messages say it too."""
     events: tuple[Event, ...] = ()
     """In the order of their times."""
     environment: Mapping[str, Any] = field(default_factory=dict)
@@ -231,6 +233,8 @@ def read_run(path: str | Path, *, progress: Progress = no_progress) -> Run:
         events = _events(file["events"], processes) if "events" in file else ()
         phases = nested(read_phases(file["phases"]))
         enforced = _timeline(_steps(file["lines"], lines.values(), clocks), events, phases)
+        dropped = dropped_attributes(file["phases"])
+        notes = [{"t_ns": attributes["t_start_ns"], "level": "warning", "text": text} for text in dropped]
         return Run(
             path=path,
             attributes=attributes,
@@ -240,7 +244,8 @@ def read_run(path: str | Path, *, progress: Progress = no_progress) -> Run:
             clocks=clocks,
             gaps=_gaps(file["gaps"]),
             processes=processes,
-            messages=tuple(read_objects(file["messages"])),
+            messages=(*read_objects(file["messages"]), *notes),
+            dropped=dropped,
             events=events,
             environment=dict(read_json(attributes.get("environment") or "{}")),
             command=tuple(str(word) for word in read_json(attributes.get("command") or "[]")),

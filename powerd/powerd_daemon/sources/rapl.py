@@ -9,13 +9,16 @@ from __future__ import annotations
 import errno
 import os
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import combinations
 from pathlib import Path
 from typing import ClassVar
 
 from powerd_core.errors import ConfigError, SensorError
 from powerd_core.model import Accuracy, Column, CounterConversion, Device, Flag, Line, Provenance, Stream
 from powerd_core.serde import option
+from powerd_daemon.clock import Clock
 from powerd_daemon.sources.base import Source, Start
 
 POWERCAP = Path("/sys/class/powercap")
@@ -36,6 +39,16 @@ _WHAT = {
     "dram": "memory, beside the package",
     "psys": "platform as far as the maker wired it; contains the packages",
 }
+_FEEDING = ("package", "dram")
+"""The kinds of zones that are added."""
+_ROUND_NS, _MOST_ROUNDS = 2_000_000, 500
+"""Counters that may be one are read so far apart, and so often at most: for a second."""
+_ENOUGH_ROUNDS, _ENOUGH_VALUES, _LEAST_VALUES = 100, 20, 5
+"""So often, with so many different values, two counters were the same where they are one; the last for slow ones."""
+_LEAST_SAME = 0.8
+"""In this share of the rounds at least: the two files of one counter need not change in the same instant."""
+_NEAR_UJ = 10_000_000
+"""Counters farther apart are two: no package takes 10 J while both of its files are read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +148,61 @@ class Unwrap:
         return self._code, False
 
 
+@dataclass(slots=True)
+class _Likeness:
+    """How alike two counters have been."""
+
+    rounds: int = 0
+    same: int = 0
+    values_uj: set[int] = field(default_factory=set)
+    """Those that both have shown."""
+
+    def add(self, first_uj: tuple[int, int], other_uj: int) -> None:
+        """Take in a reading of one counter between two of the first."""
+        self.rounds += 1
+        if other_uj in first_uj:
+            self.same += 1
+            self.values_uj.add(other_uj)
+
+    @property
+    def is_enough(self) -> bool:
+        return self.rounds >= _ENOUGH_ROUNDS and (not self.same or len(self.values_uj) >= _ENOUGH_VALUES)
+
+    @property
+    def is_one_counter(self) -> bool:
+        """Counters that stand still are two: nothing says otherwise, and they add no energy."""
+        return len(self.values_uj) >= _LEAST_VALUES and self.same >= _LEAST_SAME * self.rounds
+
+
+def find_mirrors(counters: Mapping[Zone, _Counter], clock: Clock) -> dict[Zone, Zone]:
+    """The packages and memories that show the counter of another one, and that other one.
+
+    Dies of the first Threadrippers and EPYCs are packages to the kernel, and all show the counter of the socket. Two
+    counters are one where they keep showing the same value while it moves. It takes a second at most, and none where
+    counters differ by more than 10 J. Raises `SensorError` when a counter is gone.
+    """
+    feeding = [zone for zone in counters if zone.kind in _FEEDING]
+    pairs = {(a, b): _Likeness() for a, b in combinations(feeding, 2) if a.kind == b.kind}
+    begin_ns = clock.now_ns()
+    for i in range(_MOST_ROUNDS):
+        clock.sleep_until(begin_ns + i * _ROUND_NS)
+        before, after = ({zone: counters[zone].read() for zone in feeding} for _ in range(2))
+        for (a, b), likeness in list(pairs.items()):
+            first_uj, other_uj, last_uj = before[a], before[b], after[a]
+            if first_uj is None or other_uj is None or last_uj is None:
+                continue
+            likeness.add((first_uj, last_uj), other_uj)
+            if min(abs(first_uj - other_uj), abs(last_uj - other_uj)) > _NEAR_UJ:
+                del pairs[a, b]
+        if all(likeness.is_enough for likeness in pairs.values()):
+            break
+    mirrors: dict[Zone, Zone] = {}
+    for (a, b), likeness in pairs.items():
+        if likeness.is_one_counter:
+            mirrors.setdefault(b, mirrors.get(a, a))
+    return mirrors
+
+
 class _Counter:
     """The open counter of one zone. Opening raises `SensorError` with the remedy when it is not readable."""
 
@@ -191,8 +259,9 @@ class RaplSource(Source):
     """Lines ``cpu0.package_0``, ``cpu0.core_0``, ``cpu0.uncore_0``, ``cpu0.dram_0`` ... and ``platform.psys``.
 
     The packages and the memories beside them feed the device; cores and graphics are parts of their package, and psys
-    contains it, so they are never added to it. Codes are microjoules, unwrapped here into 64 bits, since the counters
-    begin again at a value that is no power of two.
+    contains it, so they are never added to it. Of lines that show one counter (`find_mirrors`) the first feeds alone.
+    Codes are microjoules, unwrapped here into 64 bits, since the counters begin again at a value that is no power of
+    two.
     """
 
     Options: ClassVar[type[RaplOptions]] = RaplOptions
@@ -203,6 +272,7 @@ class RaplSource(Source):
         self._cpuinfo = cpuinfo
         self._counters: dict[str, _Counter] = {}
         """By line."""
+        self._mirrors: dict[Zone, Zone] = {}
 
     def open(self) -> tuple[tuple[Stream, ...], tuple[Device, ...]]:
         o = self.options
@@ -211,6 +281,8 @@ class RaplSource(Source):
             counter = self._counters[self._name(zone)] = _Counter(zone, o.most_w)
             if counter.read() is None:
                 raise SensorError(f"{counter.path} does not give a number: does the kernel support this processor?")
+        by_zone = dict(zip(zones, self._counters.values(), strict=True))
+        mirrors = self._mirrors = find_mirrors(by_zone, self.start.clock)
         provenance = Provenance.MODELLED if is_modelled(self._cpuinfo) else Provenance.MEASURED
         detail = {
             "zones": {self._name(z): z.directory.name for z in zones},
@@ -218,6 +290,8 @@ class RaplSource(Source):
             "unwrapped": "codes are cumulative microjoules from an arbitrary start, unwrapped by the source",
             "most_w": o.most_w,
         }
+        if mirrors:
+            detail["mirrors"] = {self._name(zone): self._name(of) for zone, of in mirrors.items()}
         lines = [self._line(zone, provenance) for zone in zones]
         return (self.add_stream((Column("energy_uj", "Q"),), lines, self.period_ns, detail),), self._devices(zones)
 
@@ -237,6 +311,7 @@ class RaplSource(Source):
 
     def health(self) -> dict[str, object]:
         return {
+            "mirrors": {self._name(zone): self._name(of) for zone, of in self._mirrors.items()},
             "failed_reads": {name: c.failed for name, c in self._counters.items()},
             "began_again": {name: c.unwrap.began_again for name, c in self._counters.items()},
             "unknown_steps": {name: c.unwrap.unknown for name, c in self._counters.items()},
@@ -259,6 +334,9 @@ class RaplSource(Source):
         is_sensed = provenance is Provenance.MEASURED
         how = "sensed on the chip" if is_sensed else "modelled by the processor from its activity"
         origin = f"assumed: no maker specifies the counters' error; compared with wall meters, a few percent; {how}"
+        what = _WHAT.get(zone.kind, zone.kind)
+        if zone in self._mirrors:
+            what = f"the counter of {self._name(self._mirrors[zone])} once more, not added"
         update_ns = UPDATE_NS if self.period_ns < UPDATE_NS else 0
         return Line(
             self._name(zone),
@@ -266,16 +344,17 @@ class RaplSource(Source):
             CounterConversion("energy_uj", 1e-6),
             provenance,
             Accuracy(u_gain=o.u_gain, centre_ns=UPDATE_NS, update_ns=update_ns, origin=origin),
-            f"{_WHAT.get(zone.kind, zone.kind)} (RAPL zone {zone.directory.name})",
+            f"{what} (RAPL zone {zone.directory.name})",
         )
 
     def _devices(self, zones: tuple[Zone, ...]) -> tuple[Device, ...]:
         o = self.options
         inner = [z for z in zones if z.kind != "psys"]
         # Without a package zone whatever there is stands in, but only one: parts may contain each other.
-        feeding = [z for z in inner if z.kind in ("package", "dram")] or inner[:1]
+        feeding = [z for z in inner if z.kind in _FEEDING and z not in self._mirrors] or inner[:1]
         devices = [Device(o.platform, (self._name(z),), "the platform, by RAPL") for z in zones if z.kind == "psys"]
         if inner:
             feeds = tuple(map(self._name, feeding))
-            devices.insert(0, Device(o.device, feeds, "processors and their memory, by RAPL"))
+            once = "; zones that show one counter are counted once" if self._mirrors else ""
+            devices.insert(0, Device(o.device, feeds, f"processors and their memory, by RAPL{once}"))
         return tuple(devices)
