@@ -17,8 +17,8 @@ from rich.console import Console
 from rich.text import Text
 
 from powerd_analytics.metrics import J_PER_KWH
+from powerd_analytics.runs.phases import LAYER
 from powerd_analytics.table import (
-    LAYER,
     MODELLED,
     PhaseRow,
     PhaseTable,
@@ -164,6 +164,8 @@ class _Block:
             yield ["", name, "", "", each, _percent(share), bar(share, _BAR), ""]
         if len(rows) != 1 or rows[0].iterations != 1:
             speed = f" · {digits(total.samples_per_s, 3)} samples/s" if total.samples_per_s is not None else ""
+            if (batches := total.batches_per_optimizer_step) and total.energy_j is not None:
+                speed += f" · {digits(total.energy_j / total.iterations * batches, 3)} J/optimizer step"
             in_s = f" in {seconds(total.time_s)}"
             yield f"total {_whole(total).replace(' · ', in_s + ' · ', 1)}{speed}"
         idle = above_idle(total, self.table.idle)
