@@ -825,12 +825,13 @@ def _rest(
     resolved = [i for i in labels if i in rows and rows[i].is_resolvable]
     around = _paths_around(resolved, seen.run)
     cover = p.of([i for i in resolved if p.classes[i].shown not in around]) & columns.resolvable
-    cover[p.parent[_others_inside(seen.run, family_of(seen.run, labels))]] = False
+    others = _others_inside(seen.run, family_of(seen.run, labels))
+    cover[p.parent[others]] = False
     if p.classes[labels[0]].setting is not None:
         begin, end = stretches
         at = np.searchsorted(end, p.begin_ns, "right")
         cover &= (p.begin_ns >= np.append(begin, p.end_ns.max())[at]) & (p.end_ns <= np.append(end, p.end_ns.max())[at])
-    if not (cover & ~outer).any():
+    if not (cover & ~outer).any() and not others.any():
         return None, ""
     # An outermost phase without phases inside is a phase like those inside others, and no rest. What overlaps the
     # others (DDP's communication) is in no sum, and beside ranks other processes have no part of the device.

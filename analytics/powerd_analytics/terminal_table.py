@@ -195,10 +195,12 @@ def _tree(rows: Sequence[PhaseRow]) -> Iterator[tuple[PhaseRow, str, str, PhaseR
 
 
 def _share(row: PhaseRow, total: TotalRow) -> float | None:
-    """Joules of all phases of a kind, as a share of those of its group."""
+    """Joules of all phases of a kind, as a share of those of its group; None where they hold phases of other groups,
+    so that they are more than these."""
     if row.j_per_batch is None or not total.energy_j:
         return None
-    return row.j_per_batch * row.iterations / total.energy_j
+    share = row.j_per_batch * row.iterations / total.energy_j
+    return share if share < 1 + _LEAST_SHARE else None
 
 
 def _percent(share: float | None) -> str:
