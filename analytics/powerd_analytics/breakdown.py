@@ -219,18 +219,24 @@ def _whole(group: Sequence[Record], phases: Sequence[Record]) -> Record | None:
     return next(iter([*around, *(r for r in group if r["kind"] == "total")]), None)
 
 
+def _each_run(row: Record) -> float | None:
+    """Phases of a row in one run: a mean of repeats counts those of all that have joules, which differ by phase."""
+    count = number_of(row, "iterations")
+    return None if count is None else count / (number_of(row, "runs") or 1.0)
+
+
 def _breakdown(
     phases: Sequence[Record], whole: Record | None, figure: Sequence[Sequence[Record]], parts: Mapping[str, str]
 ) -> Breakdown:
     """``figure``: the phases of every configuration that it stands beside; all of them have one order."""
     first = phases[0]
     # As `powerd_analytics.table.iterations_of` counts them; a total is of one batch here.
-    counts = {str(r["phase"]): number_of(r, "iterations") or 0.0 for r in phases}
-    n = number_of(whole, "iterations") if whole is not None and whole["kind"] == "phase" else None
+    counts = {str(r["phase"]): _each_run(r) or 0.0 for r in phases}
+    n = _each_run(whole) if whole is not None and whole["kind"] == "phase" else None
     n = n or counts.get("forward") or max(counts.values()) or 1.0
     pieces, order = [], list(dict.fromkeys(r["phase"] for own in figure for r in own))
     for r in sorted(phases, key=lambda r: order.index(r["phase"])):
-        times = (number_of(r, "iterations") or n) / n
+        times = (_each_run(r) or n) / n
         j, u95 = (None if (v := number_of(r, name)) is None else v * times for name in ("j_per_batch", "u95_j"))
         pieces.append(Piece(str(r["phase"]), j, u95, r["is_lower_bound"] is True))
     provenance, model = str(first["provenance"]), str(first["model"] or "")
