@@ -9,6 +9,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial, reduce
 from itertools import pairwise
 from typing import Any, Protocol
 
@@ -268,6 +269,8 @@ _PASSES = (_FORWARD, "backward", "gradient", _UPDATE)
 _APART = ("evaluation", "baseline", "magnify")
 _OWN_ITERATION = ("iter", "step", "batch")
 """A phase that has one of these in its name is the user's own iteration, whatever it holds."""
+_LONGEST = 64
+"""Steps of an iteration that is found by what repeats."""
 
 
 def add_iterations(spans: PhaseSpans, kinds: Kinds) -> None:
@@ -398,17 +401,22 @@ def _turns(spans: PhaseSpans, kinds: Kinds, level: Sequence[int], steps: Sequenc
 
     A step without an update belongs to the next one that has one, where several models take part: a network that sees
     real and generated data is updated once. Without several models it is a batch of accumulated gradients. Optimizers
-    that seldom follow on another one, as those of two trainings one after the other, do not take turns.
+    that seldom follow on another one, as those of two trainings one after the other, do not take turns. Where no
+    optimizer is watched, an iteration is what the passes of several models repeat.
     """
 
     def of_name(step: _Step, name: str) -> list[int]:
         return [k for i in step.passes if kinds.entries[k := spans.kind[i]]["name"] == name]
 
     updates = [frozenset(of_name(step, _UPDATE)) for step in steps]
-    if len(frozenset().union(*updates)) < 2:
-        return steps
     forwards = {k for step in steps for k in of_name(step, _FORWARD)}
     models = {tuple(kinds.entries[k]["attributes"].get(name) for name in ("model", MODEL_BY_CLASS)) for k in forwards}
+    every_update = frozenset[int]().union(*updates)
+    if not every_update and len(models) > 1:
+        period = _period([[spans.kind[i] for i in step.passes] for step in steps])
+        return [reduce(partial(_joined, level), steps[i : i + period]) for i in range(0, len(steps), period)]
+    if len(every_update) < 2:
+        return steps
     turns: list[tuple[_Step, frozenset[int]]] = []
     for step, of_step in zip(steps, updates, strict=True):
         if turns and not turns[-1][1] and len(models) > 1:
@@ -431,6 +439,12 @@ def _turns(spans: PhaseSpans, kinds: Kinds, level: Sequence[int], steps: Sequenc
             whole.append(step)
             so_far = own
     return whole
+
+
+def _period(values: Sequence[object]) -> int:
+    """After how many values they come again, all but a last few; 1 where they do not."""
+    periods = range(1, min(len(values) // 2, _LONGEST) + 1)
+    return next((p for p in periods if all(a == b for a, b in zip(values, values[p:], strict=False))), 1)
 
 
 def _joined(level: Sequence[int], step: _Step, following: _Step) -> _Step:

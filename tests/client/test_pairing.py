@@ -204,6 +204,19 @@ def test_optimizers_that_take_turns_share_an_iteration(marked, expected):
     assert in_letters(marked.strip(), GAN) == expected.strip()
 
 
+@pytest.mark.parametrize(
+    ("marked", "expected"),
+    [
+        ("f b F f b f b " * 3, "I[f b F f b f b] " * 3),
+        ("f b F f b f b f b F f b", "I[f b] I[F f b] I[f b] I[f b] I[F f b]"),  # not once more
+        ("f b f b f b", "I[f b] I[f b] I[f b]"),
+        ("f F b f F b", "I[f F b] I[f F b]"),
+    ],
+)
+def test_models_without_optimizers_share_what_they_repeat(marked, expected):
+    assert in_letters(marked.strip(), GAN) == expected.strip()
+
+
 TWO = {"u": {"optimizer": 0}, "U": {"optimizer": 1}}
 
 

@@ -213,12 +213,18 @@ def _in_homes(phases: Phases, home: Small | None, homes: Sequence[Group], evalua
         if home is not None:
             codes[some] += home[some] + 1
     different = np.unique(codes)
-    label = np.searchsorted(different, codes).astype(np.int32)
-    classes = []
-    for code in different.tolist():
+    classes: list[PhaseClass] = []
+    iterations: dict[tuple[Path, str, int], int] = {}
+    label_of_code = np.empty(len(different), np.int32)
+    for k, code in enumerate(different.tolist()):
         i, number = divmod(code, every)
-        group = homes[number - 1] if number else evaluation.get(i)
-        classes.append(replace(phases.classes[i], home=group))
+        kind = replace(phases.classes[i], home=homes[number - 1] if number else evaluation.get(i))
+        label_of_code[k] = len(classes)
+        if kind.is_iteration and number:  # one kind, whatever each iteration holds of the models
+            kind = replace(kind, attributes=dict(homes[number - 1]))
+            label_of_code[k] = iterations.setdefault((kind.path, kind.timing, number), len(classes))
+        classes += [kind] * (int(label_of_code[k]) == len(classes))
+    label = label_of_code[np.searchsorted(different, codes)]
     placed = replace(phases, label=label, classes=tuple(classes))
     return replace(placed, classes=tuple(_named(placed)))
 

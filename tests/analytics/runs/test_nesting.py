@@ -198,6 +198,11 @@ LOOPS = {
         {"iteration": N, "iteration/forward G": N, "iteration/forward D": 2 * N, "iteration/backward": N,
          "iteration/update": N},
     ),
+    "G is trained every third batch": (
+        loop_of(FORWARD_D, BACKWARD_D, UPDATE_D, FORWARD_D, BACKWARD_D, UPDATE_D, *GAN[2:]), {"batch_size": 64}, 3 * N,
+        {"iteration": 3 * N, "iteration/forward D": 4 * N, "iteration/forward G": N, "iteration/backward D": 3 * N,
+         "iteration/backward": N,"iteration/update D": 3 * N, "iteration/update G": N},
+    ),
     "two optimizers": (
         loop_of(*PASSES, ("update", A | {"optimizer": 0}), ("update", A | {"optimizer": 1})), A, N,
         {"iteration": N, "iteration/forward": N, "iteration/backward": N, "iteration/update optimizer 0": N,
