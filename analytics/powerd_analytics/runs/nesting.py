@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from powerd_analytics.runs.phases import Group, PhaseClass, Phases, Small, identity, pieces
+from powerd_analytics.runs.phases import Group, PhaseClass, Phases, Small, identity, moments_of, pieces
 from powerd_client.pairing import ITERATION, is_own_iteration
 from powerd_client.phase import BASELINE
 
@@ -162,26 +162,25 @@ def _contents(phases: Phases, iteration: Small) -> tuple[list[tuple[int, tuple[i
     is_other = np.array([name not in (*EVALUATIONS, "data") and not c.is_iteration
                          for name, c in zip(names, phases.classes, strict=True)])  # fmt: skip
     rows = np.flatnonzero(iteration >= 0)
-    outer, label = iteration[rows], phases.label[rows]
+    around, label = iteration[rows], phases.label[rows]
     has_forward = np.zeros(len(phases), bool)
-    has_forward[outer[is_forward[label]]] = True
-    tells = np.where(has_forward[outer], is_forward[label], is_other[label])
-    every = np.unique(outer[tells].astype(np.int64) * len(names) + label[tells])
-    outer, label = every // len(names), (every % len(names)).astype(np.int64)
+    has_forward[around[is_forward[label]]] = True
+    tells = np.where(has_forward[around], is_forward[label], is_other[label])
+    every = moments_of(around[tells].astype(np.int64) * len(names) + label[tells])
+    outer, inner = every // len(names), every % len(names)
     # One class after the other of those in an iteration, until all of each are in its number.
-    own = np.unique(iteration[rows])
+    own = moments_of(around.astype(np.int64))
     kinds: dict[tuple[int, tuple[int, ...]], int] = {}
     numbers = np.full(len(phases), -1, np.int32)
     for one in np.unique(phases.label[own]).tolist():
         numbers[own[phases.label[own] == one]] = kinds.setdefault((one, ()), len(kinds))
-    at = np.arange(len(outer)) - np.searchsorted(outer, outer, "left")
-    for k in range(int(at.max(initial=-1)) + 1):
-        rows, inner = outer[at == k], label[at == k]
-        listed = list(kinds)
-        codes = numbers[rows].astype(np.int64) * len(names) + inner
+    place = np.arange(len(outer)) - np.searchsorted(outer, outer, "left")
+    for k in range(int(place.max(initial=-1)) + 1):
+        at, listed = outer[place == k], list(kinds)
+        codes = numbers[at].astype(np.int64) * len(names) + inner[place == k]
         for code in np.unique(codes).tolist():
             one, others = listed[code // len(names)]
-            numbers[rows[codes == code]] = kinds.setdefault((one, (*others, code % len(names))), len(kinds))
+            numbers[at[codes == code]] = kinds.setdefault((one, (*others, code % len(names))), len(kinds))
     return list(kinds), numbers
 
 
