@@ -616,14 +616,17 @@ def _phase_rows(seen: _Seen, labels: list[int]) -> dict[int, PhaseRow]:
     return rows
 
 
-def _paths_around(labels: Iterable[int], run: Run) -> set[tuple[str, ...]]:
-    """The paths of phases that have one of these phases inside."""
-    around: set[tuple[str, ...]] = set()
-    for i in labels:
-        path = run.phases.classes[i].shown[:-1]
-        while path and path not in around:  # what is around that is known as well
-            around.add(path)
-            path = path[:-1]
+def _paths_around(labels: Sequence[int], run: Run) -> set[tuple[str, ...]]:
+    """The paths of phases of the same group that have one of these phases inside."""
+    classes, around, known = run.phases.classes, set[tuple[str, ...]](), set[int]()
+    families = {classes[i].family for i in labels}
+    open_labels = list(labels)
+    while open_labels:
+        for outer in run.phases.around.get(open_labels.pop(), ()):
+            if outer not in known:  # what is around that is known as well
+                known.add(outer)
+                open_labels.append(outer)
+    around.update(classes[i].shown for i in known if classes[i].family in families)
     return around
 
 

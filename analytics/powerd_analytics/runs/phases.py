@@ -134,6 +134,19 @@ class Phases:
         return np.flatnonzero(self.of(labels)) if labels else np.zeros(0, np.intp)
 
     @cached_property
+    def around(self) -> dict[int, tuple[int, ...]]:
+        """By class those of the phases right around its phases."""
+        codes = set[int]()
+        for some in pieces(len(self)):
+            is_inner = self.parent[some] >= 0
+            outer = self.label[self.parent[some][is_inner]].astype(np.int64)
+            codes.update(np.unique(outer * len(self.classes) + self.label[some][is_inner]).tolist())
+        around: dict[int, tuple[int, ...]] = {}
+        for outer_label, label in (divmod(code, len(self.classes)) for code in sorted(codes)):
+            around[label] = (*around.get(label, ()), outer_label)
+        return around
+
+    @cached_property
     def interrupted(self) -> NDArray[np.bool_]:
         """[m] phases with one of `Meter.magnify` inside. They count as cut: none is an ordinary one of its kind."""
         around, rows = np.zeros(len(self), bool), self.parent[self.magnify]

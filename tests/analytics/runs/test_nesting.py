@@ -8,7 +8,7 @@ from collections import Counter
 import h5py
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from make_run import MS, LineSpec, PhaseSpec, make_run
 from rich.console import Console
@@ -97,7 +97,8 @@ def check(run):
         of_rows = np.concatenate([np.flatnonzero(p.of(labels_of(run, row))) for row in rows])
         assert len(of_rows) == len(set(of_rows))
         holds_others = {p.label[j] for j in p.parent[~p.of(own) & inner].tolist()} & set(own)
-        leaves = [row for row in rows if not any(r.path.startswith(row.path + "/") for r in rows)]
+        around = {p.label[parent] for parent in p.parent[p.of(own) & inner].tolist()}
+        leaves = [row for row in rows if not around.intersection(labels_of(run, row))]
         if not holds_others and all(row.is_resolvable for row in leaves) and not p.cut.any():
             joules = sum(row.j_per_batch * row.iterations for row in leaves)
             assert joules + (total.rest_j or 0.0) == pytest.approx(total.energy_j, rel=1e-6)
@@ -125,6 +126,7 @@ trees = st.recursive(
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(trees, min_size=1, max_size=8))
+@example([FORWARD_D, ("forward", {}, [FORWARD_D])])
 def test_any_nesting_of_phases_adds_up(tmp_path_factory, nesting):
     check(recorded(tmp_path_factory.mktemp("r") / "r.h5", nesting))
 
