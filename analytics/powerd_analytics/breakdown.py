@@ -12,14 +12,18 @@ from numpy.typing import NDArray
 from powerd_analytics.energy.uncertainty import ROUNDING
 from powerd_analytics.export import Cell
 from powerd_analytics.figures import ATTRIBUTE, Frame, Record, factors_in, number_of, of_kind, rows_of
-from powerd_analytics.repeats import averaged, of_a_batch, without_gflops
-from powerd_analytics.table import ITERATION, LAYER
+from powerd_analytics.repeats import averaged, cells_of, of_a_batch, without_gflops
+from powerd_analytics.runs.nesting import PASSES_OF
+from powerd_analytics.runs.phases import LAYER
+from powerd_analytics.table import ITERATION
 from powerd_analytics.trainings import without_summands
 from powerd_client.phase import BASELINE
 
 # -- which rows can be compared ----------------------------------------------------------------------------------------
 
-_LAYER, _OVERLAPS = f"{ATTRIBUTE}{LAYER}", f"{ATTRIBUTE}overlaps"
+_LAYER, _OVERLAPS, _PASSES = (f"{ATTRIBUTE}{name}" for name in (LAYER, "overlaps", PASSES_OF))
+_OF_A_PHASE = ("kind", "phase", "phase_path", "timing", "rank")
+"""Factors in which the phases of one configuration differ."""
 _GROUP = ("model", "batch_size", "gpus", "device", "device_name", "provenance", "power_cap_w", "power_cap_in_run",
           "host")  # fmt: skip
 
@@ -82,10 +86,10 @@ def parts_of_machines(frame: Frame) -> dict[str, str]:
 
 def of_trainings(frame: Frame) -> Frame:
     """Totals that can be chosen between: with a batch size where any has one (a warm-up has none), not of layers, of
-    what overlaps, or of a baseline, which are parts of a training or none."""
+    what overlaps, of an evaluation beside a training, or of a baseline, which are parts of a training or none."""
     totals = of_kind(frame, "total")
     parts = (totals["phase"] == BASELINE).fillna(False)
-    for name in (_LAYER, _OVERLAPS):
+    for name in (_LAYER, _OVERLAPS, _PASSES):
         parts = parts | totals[name].notna() if name in totals else parts
     return of_configurations(totals[~parts])
 
@@ -164,8 +168,13 @@ class Breakdown:
 def breakdowns(frame: Frame) -> list[list[Breakdown]]:
     """The configurations of each device and model, measured ones first, then those with most joules. Of a frame that
     is prepared (`powerd_analytics.trainings.prepared`); repeats are averaged, GPUs that are added up are there once."""
-    means = averaged(without_gflops(without_summands(of_a_batch(of_kind(frame, "phase", "total")))))
-    names = [*group_names(means), "run"]
+    rows = without_gflops(without_summands(of_a_batch(of_kind(frame, "phase", "total"))))
+    if _PASSES in rows:
+        rows = rows[rows[_PASSES].isna()].reset_index(drop=True)
+    # Not by the names of the runs: those without joules of a phase are left out of its mean, not of the others'.
+    rows = rows.assign(configuration=cells_of(rows, ignore=_OF_A_PHASE))
+    means = averaged(rows, apart=("configuration",))
+    names = [*group_names(means), "configuration"]
 
     def grouped(some: Frame) -> dict[tuple[Cell, ...], list[Record]]:
         groups: dict[tuple[Cell, ...], list[Record]] = {}
@@ -190,20 +199,30 @@ def breakdowns(frame: Frame) -> list[list[Breakdown]]:
 
 def _of_iteration(group: Sequence[Record], phases: list[Record]) -> list[Record]:
     """The phases that lie in an iteration, where a group has some: an evaluation beside it is no part of it."""
-    around = tuple(f"{r['phase_path']}/" for r in group if r["kind"] == "phase" and r["phase"] == ITERATION)
+    around = tuple(f"{r['phase_path']}/" for r in group if _is_iteration(r))
     return [r for r in phases if f"{r['phase_path']}/".startswith(around)] or phases
 
 
+def _is_iteration(row: Record) -> bool:
+    return row["kind"] == "phase" and (row["is_iteration"] is True or row["phase"] == ITERATION)
+
+
 def _whole(group: Sequence[Record], phases: Sequence[Record]) -> Record | None:
-    """The phase around all of these as often as them, such as an iteration; else the total of their group."""
+    """The iteration around all of these, else the phase around them as often as them; else the total of their group."""
     most = max(number_of(r, "iterations") or 0.0 for r in phases)
     around = [
         r for r in group
-        if r["kind"] == "phase" and number_of(r, "iterations") == most
+        if r["kind"] == "phase" and (_is_iteration(r) or number_of(r, "iterations") == most)
         and all(str(p["phase_path"]).startswith(f"{r['phase_path']}/") for p in phases)
     ]  # fmt: skip
-    around.sort(key=lambda r: -len(str(r["phase_path"])))
+    around.sort(key=lambda r: (not _is_iteration(r), -len(str(r["phase_path"]))))
     return next(iter([*around, *(r for r in group if r["kind"] == "total")]), None)
+
+
+def _each_run(row: Record) -> float | None:
+    """Phases of a row in one run: a mean of repeats counts those of all that have joules, which differ by phase."""
+    count = number_of(row, "iterations")
+    return None if count is None else count / (number_of(row, "runs") or 1.0)
 
 
 def _breakdown(
@@ -212,12 +231,12 @@ def _breakdown(
     """``figure``: the phases of every configuration that it stands beside; all of them have one order."""
     first = phases[0]
     # As `powerd_analytics.table.iterations_of` counts them; a total is of one batch here.
-    counts = {str(r["phase"]): number_of(r, "iterations") or 0.0 for r in phases}
-    n = number_of(whole, "iterations") if whole is not None and whole["kind"] == "phase" else None
+    counts = {str(r["phase"]): _each_run(r) or 0.0 for r in phases}
+    n = _each_run(whole) if whole is not None and whole["kind"] == "phase" else None
     n = n or counts.get("forward") or max(counts.values()) or 1.0
     pieces, order = [], list(dict.fromkeys(r["phase"] for own in figure for r in own))
     for r in sorted(phases, key=lambda r: order.index(r["phase"])):
-        times = (number_of(r, "iterations") or n) / n
+        times = (_each_run(r) or n) / n
         j, u95 = (None if (v := number_of(r, name)) is None else v * times for name in ("j_per_batch", "u95_j"))
         pieces.append(Piece(str(r["phase"]), j, u95, r["is_lower_bound"] is True))
     provenance, model = str(first["provenance"]), str(first["model"] or "")

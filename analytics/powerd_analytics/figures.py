@@ -32,6 +32,7 @@ from powerd_analytics.runs.in_force import Enforced
 from powerd_analytics.runs.phases import (
     ENFORCED_CAP,
     EXECUTED,
+    LAYER,
     OPERATIONS,
     PhaseClass,
     is_number_cell,
@@ -42,7 +43,6 @@ from powerd_analytics.runs.ranks import Ranks, device_identity, ranks_of
 from powerd_analytics.runs.run import Progress, Run, no_progress, pick, read_run, recalibrate
 from powerd_analytics.settings import settings_of
 from powerd_analytics.table import (
-    LAYER,
     Group,
     GroupKey,
     PhaseRow,
@@ -124,6 +124,7 @@ _COLUMNS: tuple[tuple[Any, ...], ...] = (
     ("clock_set", "flag", "", "first", "first", "clock_hz was chosen, not observed"),
     ("phase", "text", "", "first", "first", "name of the phase"),
     ("phase_path", "text", "", "first", "first", "with the phases around it", "phase"),
+    ("is_iteration", "flag", "", "first", "first", "of phases: they are the iterations of the training"),
     ("timing", "text", "", "first", "first", "host, host-synchronised or device"),
     ("method", "text", "", "all", "first", "how the joules were found, where that is said"),
     ("iterations", "integer", "1", "sum", "first", "phases that ended; of totals and runs, batches", "n"),
@@ -138,6 +139,9 @@ _COLUMNS: tuple[tuple[Any, ...], ...] = (
      "slowest rank s"),
     ("j_per_batch", "number", "J", "again", "again",
      "mean joules of one phase; of totals, energy_j / iterations", "J/batch", "≥"),
+    ("batches_per_optimizer_step", "number", "1", "mean", "first",
+     "of totals: iterations a step of the optimizer, where gradients of several are accumulated"),
+    ("j_per_optimizer_step", "number", "J", "again", "again", "j_per_batch times that", "J/step", "≥"),
     ("u95_j", "number", "J", "again", "again",
      "95 % interval of j_per_batch (phase) or energy_j (total, run)", "± U95 J"),
     ("u_statistical_j", "number", "J", "again", "again", "standard uncertainty of the same, what averages out"),
@@ -575,6 +579,7 @@ def worked_out(frame: Frame) -> Frame:
     for each, whole in (("s_per_batch", "time_s"), ("j_per_batch", "energy_j")):
         mean = np.divide(floats(frame, whole), n, where=n > 0, out=np.full(len(frame), np.nan))
         frame[each] = np.where(is_total, np.where(has_batches, mean, np.nan), floats(frame, each))
+    frame["j_per_optimizer_step"] = floats(frame, "j_per_batch") * floats(frame, "batches_per_optimizer_step")
     joules = np.where(is_phase, floats(frame, "j_per_batch"), floats(frame, "energy_j"))
     seconds = np.where(is_phase, floats(frame, "s_per_batch"), floats(frame, "time_s"))
     has_time = seconds > 0
@@ -809,7 +814,7 @@ def _stated(attributes: Mapping[str, Any], setting: Enforced | None = None) -> d
 _SAME_NAMES = (
     "phase", "timing", "method", "iterations", "n", "s_per_batch", "j_per_batch", "u_statistical_j", "u_systematic_j",
     "rectangle_j", "samples_per_s", "time_s", "energy_j", "phases_j", "rest_j", "missing_s", "off_by_j",
-    "ranks_counted", "is_lower_bound", "provenance", "sd_s", "sd_j",
+    "ranks_counted", "is_lower_bound", "provenance", "sd_s", "sd_j", "is_iteration", "batches_per_optimizer_step",
 )  # fmt: skip
 """Columns that a row of the table has under the same name."""
 
@@ -913,7 +918,7 @@ def _seconds_of_ranks(run: Run, ranks: Ranks) -> Iterable[dict[str, Any]]:
                 continue
             groups.setdefault(group_key(dict(kind.group)), []).append(label)
             ended = (p.label == label) & ~p.cut
-            about = {"phase": kind.name, "phase_path": "/".join(kind.path), "timing": kind.timing}
+            about = {"phase": kind.name, "phase_path": "/".join(kind.shown), "timing": kind.timing}
             yield _of_rank(rank, kind, int(ended.sum()), float(p.duration_s[ended].sum())) | about
         for labels in groups.values():
             begin, end = stretches_of(own, labels)

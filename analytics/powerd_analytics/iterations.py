@@ -15,10 +15,10 @@ from powerd_analytics.energy.devices import Part, load_parts
 from powerd_analytics.energy.magnified import energies_with_magnified
 from powerd_analytics.energy.reasons import usable
 from powerd_analytics.export import Column, to_json_text
-from powerd_analytics.runs.phases import PhaseClass, pieces
+from powerd_analytics.runs.phases import LAYER, PhaseClass, pieces
 from powerd_analytics.runs.ranks import NOBODY, ranks_of
 from powerd_analytics.runs.run import Progress, Run, no_progress
-from powerd_analytics.table import LAYER, check_attributes, family_of, groups, iteration_labels
+from powerd_analytics.table import check_attributes, family_of, groups, iteration_labels
 from powerd_analytics.wall_clock import begin_unix_s, wall_clock
 from powerd_client.phase import BASELINE
 from powerd_core.errors import AnalysisError

@@ -18,8 +18,8 @@ from typing import Any
 from powerd_analytics.energy.uncertainty import Estimate
 from powerd_analytics.export import Cell, Column, Table, make_table
 from powerd_analytics.operations.counts import BYTES_PER_VALUE, EXECUTED, PAPER, OperationCount, Work
-from powerd_analytics.runs.phases import is_number_cell
-from powerd_analytics.table import LAYER, PhaseRow, PhaseTable
+from powerd_analytics.runs.phases import LAYER, is_number_cell
+from powerd_analytics.table import PhaseRow, PhaseTable
 from powerd_analytics.text import joined
 from powerd_core.errors import AnalysisError
 
@@ -95,7 +95,8 @@ def layer_energies(
     """
     groups: dict[tuple[Any, ...], list[PhaseRow]] = {}
     for row in table.phases:
-        group = tuple((k, v) for k, v in row.group.items() if k != LAYER)
+        own = row.group if row.own is None else row.own
+        group = tuple((k, v) for k, v in own.items() if k != LAYER)
         groups.setdefault((row.device, row.provenance, group), []).append(row)
     marked = {key: rows for key, rows in groups.items() if any(_is_layer(r) for r in rows)}
     if not marked:

@@ -29,7 +29,7 @@ from powerd_analytics.figures import (
 from powerd_analytics.metrics import J_PER_KWH
 from powerd_analytics.pivots import CONVENTION, U95, PivotRequest, gain_table, make_pivot, pivot_table
 from powerd_analytics.repeats import averaged
-from powerd_analytics.table import LAYER
+from powerd_analytics.runs.phases import LAYER
 from powerd_analytics.trainings import Length, prepared, without_summands
 from powerd_core.errors import AnalysisError, ConfigError
 

@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from powerd_analytics.runs.phases import kept
+from powerd_analytics.runs.phases import LAYER, kept
 from powerd_analytics.runs.run import Progress, Run, no_progress, read_run
-from powerd_analytics.table import ITERATION, LAYER, PhaseRow, PhaseTable, RunRow, TotalRow, group_key, phase_table
+from powerd_analytics.table import ITERATION, PhaseRow, PhaseTable, RunRow, TotalRow, group_key, phase_table
 from powerd_analytics.text import seconds
 from powerd_client.live_energy import Energy, said_provenance
 from powerd_client.log import shown_path
@@ -86,7 +86,13 @@ def _table(run: Path, name: str | None, row: int | None, device: str | None) -> 
     if row is not None:
         asked = np.arange(len(p)) == row
     else:
-        asked = p.of([i for i, kind in enumerate(p.classes) if name in (None, kind.name, "/".join(kind.path))])
+        asked = p.of(
+            [
+                i
+                for i, kind in enumerate(p.classes)
+                if name in (None, kind.name, "/".join(kind.path), "/".join(kind.shown))
+            ]
+        )
     arrived = (p.end_ns <= whole.end_ns) & (p.begin_bound_ns >= 0) & (p.end_bound_ns >= 0)
     is_late = bool((asked & ~arrived & ~p.cut).any())
     if row is not None:
@@ -101,7 +107,8 @@ def _table(run: Path, name: str | None, row: int | None, device: str | None) -> 
         label, classes = p.label.copy(), list(p.classes)
         for i in np.unique(label[asked]):
             label[asked & (label == i)] = len(classes)
-            classes.append(replace(classes[i], attributes={**classes[i].attributes, _ASKED: True}))
+            home = None if (group := classes[i].home) is None else (*group, (_ASKED, True))
+            classes.append(replace(classes[i], attributes={**classes[i].attributes, _ASKED: True}, home=home))
         p = replace(p, classes=tuple(classes), label=label)
     return phase_table(replace(whole, phases=kept(p, keep)), device), is_late
 
@@ -226,7 +233,7 @@ def _shares(run: Run, table: PhaseTable, whole: RunRow) -> str:
     rows = [r for r in table.phases if (r.device, r.provenance) == of_device and group_key(r.group) in keys]
     if not whole.energy_j or not rows or {r.path for r in rows} <= {WHOLE}:
         return "  no phases are marked in it: see meter.watch and meter.phase"
-    around = {r.path for r in rows if r.path.rpartition("/")[2] == ITERATION}
+    around = {r.path for r in rows if r.is_iteration}
     joules: dict[str, float] = {}
     hidden: dict[str, None] = {}
     for row in _parts_of(rows, around):

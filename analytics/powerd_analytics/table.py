@@ -58,14 +58,17 @@ from powerd_analytics.export import is_number
 from powerd_analytics.idle import IdleRow, idle_of
 from powerd_analytics.metrics import edp_js, gflops_per_w, gflops_per_w_paper, mean_power_w
 from powerd_analytics.runs.in_force import TOLERANCE_W, Enforced
+from powerd_analytics.runs.nesting import EVALUATIONS, FORWARD, PASSES_OF, UPDATE, key_of
 from powerd_analytics.runs.phases import (
     ENFORCED_CAP,
     EXECUTED,
+    LAYER,
     OPERATIONS,
+    PhaseClass,
     as_range,
-    identity,
     is_number_cell,
     merged,
+    moments_of,
     number,
     overlapping,
     pieces,
@@ -91,8 +94,6 @@ BY_REPETITIONS = (MAGNIFIED, DIFFERENCE)
 MODELLED = "modelled"
 FORWARD_BACKWARD = "forward+backward"
 ITERATION = "iteration"
-LAYER = "layer"
-"""The phase, and the attribute of phases, by which `Meter.watch(layers=True)` marks a layer."""
 
 # -- rows --------------------------------------------------------------------------------------------------------------
 
@@ -137,6 +138,11 @@ class PhaseRow:
     phases of the kind share (`FOLDED`), from repetitions of the phase alone (`MAGNIFIED`), or
     from what such phases leave of the iteration (`DIFFERENCE`)."""
 
+    is_iteration: bool = False
+    """Whether these phases are the iterations of a training."""
+    own: Mapping[str, Any] | None = None
+    """Its own attributes, where they are not those of its group: it lies in an iteration that states others."""
+
     @property
     def is_resolvable(self) -> bool:
         return self.j_per_batch is not None
@@ -170,12 +176,14 @@ class TotalRow:
     is_lower_bound: bool
     note: str
     is_mixed: bool = False
-    """Phases of different kinds and numbers without an iteration, or evaluation beside the iterations: there is no
-    figure of one batch."""
+    """Phases of different kinds and numbers without an iteration, evaluation beside the passes, or an optimizer that is
+    never stepped: there is no figure of one batch."""
     rectangle_j: float = 0.0
     """The one rectangle that the limits within ``u_systematic_j`` amount to."""
     off_by_j: float = 0.0
     """The most that missing readings can have moved it; part of ``u_systematic_j``."""
+    batches_per_optimizer_step: float | None = None
+    """Iterations a step of the optimizer, where gradients of several are accumulated."""
     ranks_counted: int = 1
     """Ranks whose iterations ``iterations`` counts: of those that share the device, the ones with such phases."""
 
@@ -226,7 +234,7 @@ GroupKey = tuple[tuple[str, str], ...]
 
 def group_key(group: Mapping[str, Any]) -> GroupKey:
     """Attributes as something to look a group up by: 64 and 64.0 are one number, the text "64" and True are none."""
-    return tuple(sorted((name, identity(value)) for name, value in group.items()))
+    return key_of(group.items())
 
 
 def groups(run: Run) -> dict[GroupKey, list[int]]:
@@ -280,13 +288,23 @@ def groups_of(run: Run) -> dict[GroupKey, Group]:
             continue
         key = group_key(dict(kind.group))
         before = groups.get(key, Group({}, begin, end))
-        both = {**kind.attributes, **before.attributes}
-        operations = {v for a in (kind.attributes, both) if (v := a.get(OPERATIONS)) is not None}
+        own = _of_group(kind)
+        both = {**own, **before.attributes}
+        operations = {v for a in (own, both) if (v := a.get(OPERATIONS)) is not None}
         if len(operations) > 1 or any(isinstance(v, tuple) for v in operations):
             model = f"model {both['model']!r}" if both.get("model") is not None else "one model"
             raise AnalysisError(f"{run.path}: phases of {model} have different {OPERATIONS}: give each model its name")
         groups[key] = Group(both, min(begin, before.begin_ns), max(end, before.end_ns), kind.setting)
     return groups
+
+
+def _of_group(kind: PhaseClass) -> Mapping[str, Any]:
+    """The attributes of a class as far as they are of its group; operations only where they are of the same model."""
+    if kind.home is None:
+        return kind.attributes
+    is_alike = kind.attributes.get("model") == dict(kind.home).get("model")
+    counts = {k: v for k, v in kind.attributes.items() if k in (OPERATIONS, EXECUTED) and is_alike}
+    return {**dict(kind.home), **counts}
 
 
 def labels_of(run: Run, row: PhaseRow | TotalRow) -> list[int]:
@@ -295,7 +313,7 @@ def labels_of(run: Run, row: PhaseRow | TotalRow) -> list[int]:
     kinds = ((i, kind) for i, kind in enumerate(run.phases.classes) if not kind.is_magnified)
     own = [(i, kind) for i, kind in kinds if group_key(dict(kind.group)) == key]
     if isinstance(row, PhaseRow):
-        own = [(i, kind) for i, kind in own if ("/".join(kind.path), kind.timing) == (row.path, row.timing)]
+        own = [(i, kind) for i, kind in own if ("/".join(kind.shown), kind.timing) == (row.path, row.timing)]
     return [i for i, _ in own]
 
 
@@ -325,11 +343,12 @@ def iterations_of(run: Run, labels: Sequence[int]) -> int:
 
 
 def iteration_labels(run: Run, labels: Sequence[int]) -> list[int]:
-    """The classes that are iterations: those called so, else forward passes, else the commonest phase."""
+    """The classes that are iterations: those called so, or around the passes of a training (`nested`), else forward
+    passes, else the commonest phase."""
     classes = run.phases.classes
-    for name in (ITERATION, "forward"):
-        if named := [i for i in labels if classes[i].name == name]:
-            return named
+    iterations = [i for i in labels if classes[i].is_iteration or classes[i].name == ITERATION]
+    if named := iterations or [i for i in labels if classes[i].name == FORWARD]:
+        return named
     ended = _ended(run, labels)
     return [i for i in labels if _kind(run, i) == max(ended, key=ended.__getitem__)]
 
@@ -339,7 +358,7 @@ _Kind = tuple[tuple[str, ...], str]
 
 
 def _kind(run: Run, label: int) -> _Kind:
-    return run.phases.classes[label].path, run.phases.classes[label].timing
+    return run.phases.classes[label].shown, run.phases.classes[label].timing
 
 
 def _ended(run: Run, labels: Sequence[int]) -> Counter[_Kind]:
@@ -362,7 +381,7 @@ def outermost(run: Run, labels: Sequence[int]) -> NDArray[np.bool_]:
 
 
 def stretches_of(run: Run, labels: Sequence[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """When a group ran, as disjoint intervals: in its outermost phases.
+    """When a group ran, as disjoint intervals: in its outermost phases, less the phases of other groups inside these.
 
     Where the setting changed, the groups of a family divide the outermost phases of all of it. Between two changes a
     setting has the time from its first phase to its last, and what lies before and behind within an outermost phase
@@ -372,8 +391,9 @@ def stretches_of(run: Run, labels: Sequence[int]) -> tuple[NDArray[np.int64], ND
     p, family = run.phases, family_of(run, labels)
     outer = as_range(outermost(run, family))
     begin, end = merged(p.begin_ns[outer], p.end_ns[outer])
+    others = _of_others(run, family, begin, end)
     if p.classes[labels[0]].setting is None:
-        return begin, end
+        return without(begin, end, *others)
     clean = p.of([i for i in family if not _is_changing(run, i)])
     whole = clean & ~_inside_changing(run, family)
     edges = ((begin, begin), (end, end))
@@ -384,9 +404,37 @@ def stretches_of(run: Run, labels: Sequence[int]) -> tuple[NDArray[np.int64], ND
     setting = p.classes[labels[0]].setting
     some = first < last
     if _is_changing(run, labels[0]):
-        return without(begin, end, first[some], last[some])
+        return without(*without(begin, end, first[some], last[some]), *others)
     some &= np.array([s == setting for s in run.enforced.settings])
-    return without(begin, end, *without(begin[:1], end[-1:], first[some], last[some]))
+    return without(*without(begin, end, *without(begin[:1], end[-1:], first[some], last[some])), *others)
+
+
+def _others_inside(run: Run, family: Sequence[int]) -> NDArray[np.bool_]:
+    """[m] phases of other groups right inside phases of a family. Layers and what overlaps are in no group's sums."""
+    p = run.phases
+    beside = [i for i, kind in enumerate(p.classes) if kind.is_beside]
+    if not set(range(len(p.classes))) - {*family, *beside} or set(family) & set(beside):
+        return np.zeros(len(p), bool)
+    return ~p.of([*family, *beside]) & (p.parent >= 0) & p.of(family)[p.parent]
+
+
+def _of_others(
+    run: Run, family: Sequence[int], begin: NDArray[np.int64], end: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """What of a family's outermost phases, ``begin`` to ``end``, is time of other groups: that of their phases inside,
+    less that of the family's own inside these."""
+    p, others = run.phases, _others_inside(run, family)
+    if not others.any():
+        return begin[:0], end[:0]
+    own = outermost(run, family)
+    at = moments_of(begin, end, *(edges[some] for some in (own, others) for edges in (p.begin_ns, p.end_ns)))
+
+    def open_phases(some: NDArray[np.bool_]) -> NDArray[np.intp]:
+        begins, ends = np.sort(p.begin_ns[some]), np.sort(p.end_ns[some])
+        return np.searchsorted(begins, at[:-1], "right") - np.searchsorted(ends, at[:-1], "right")
+
+    is_own = open_phases(own) > open_phases(others)
+    return without(begin, end, at[:-1][is_own], at[1:][is_own])
 
 
 def _reach(run: Run, each: Iterable[tuple[NDArray[np.int64], NDArray[np.int64]]]) -> tuple[Any, Any]:
@@ -417,7 +465,7 @@ def group_text(group: Mapping[str, Any], fallback: str = "run") -> str:
     def part(name: str, value: Any) -> str:
         if name == ENFORCED_CAP:
             return f"cap {value} W" if is_number_cell(value) else f"cap {value}"
-        if name in ("model", "device_name"):
+        if name in ("model", "device_name", PASSES_OF):
             return str(value)
         if name == "gpus":
             return f"{value} GPU{'' if value == 1 else 's'}"
@@ -552,29 +600,33 @@ def _phase_rows(seen: _Seen, labels: list[int]) -> dict[int, PhaseRow]:
     family = family_of(run, labels)
     ended = _ended(run, family)
     n = max(_ended(run, iteration_labels(run, family)).values(), default=0)
-    names = Counter(classes[i].name for i in labels)
+    names = Counter(classes[i].shown[-1] for i in labels)
     around = _paths_around(family, run)
     outermost_labels = np.unique(run.phases.label[outermost(run, family)]).tolist()
     outer = {_kind(run, i) for i in outermost_labels if classes[i].name != BASELINE}
     rows = {}
     for i in labels:
         is_each_batch = ended[_kind(run, i)] == n
-        has_inner = classes[i].path in around
+        has_inner = classes[i].shown in around
         if outer != {_kind(run, i)} or not has_inner or is_each_batch:
-            name = classes[i].name if names[classes[i].name] == 1 else "/".join(classes[i].path)
+            shown = classes[i].shown
+            name = shown[-1] if names[shown[-1]] == 1 else "/".join(shown)
             row = _phase_row(seen, i, name, seen.sharing(labels))
             rows[i] = row if is_each_batch or not has_inner else replace(row, samples_per_s=None)
     return rows
 
 
-def _paths_around(labels: Iterable[int], run: Run) -> set[tuple[str, ...]]:
-    """The paths of phases that have one of these phases inside."""
-    around: set[tuple[str, ...]] = set()
-    for i in labels:
-        path = run.phases.classes[i].path[:-1]
-        while path and path not in around:  # what is around that is known as well
-            around.add(path)
-            path = path[:-1]
+def _paths_around(labels: Sequence[int], run: Run) -> set[tuple[str, ...]]:
+    """The paths of phases of the same group that have one of these phases inside."""
+    classes, around, known = run.phases.classes, set[tuple[str, ...]](), set[int]()
+    families = {classes[i].family for i in labels}
+    open_labels = list(labels)
+    while open_labels:
+        for outer in run.phases.around.get(open_labels.pop(), ()):
+            if outer not in known:  # what is around that is known as well
+                known.add(outer)
+                open_labels.append(outer)
+    around.update(classes[i].shown for i in known if classes[i].family in families)
     return around
 
 
@@ -610,11 +662,13 @@ def _phase_row(seen: _Seen, label: int, name: str, ranks: int) -> PhaseRow:
         )
     if magnified is not None:
         note = joined(note, magnified.note) if mean is None else joined(magnified.note, note)
-    batch = number(kind.attributes, "batch_size")
+    batch = number({**dict(kind.group), **kind.attributes}, "batch_size")
     return PhaseRow(
         group=dict(kind.group),
+        is_iteration=kind.is_iteration,
+        own=None if kind.home is None else dict(kind.own),
         phase=name,
-        path="/".join(kind.path),
+        path="/".join(kind.shown),
         device=part.device,
         provenance=part.provenance,
         timing=kind.timing,
@@ -695,7 +749,7 @@ def _total_row(seen: _Seen, labels: Sequence[int], rows: Mapping[int, PhaseRow])
         rest_j, note = _rest(seen, labels, rows, outer, stretches, total.energy_j)
         notes.append(note)
     notes.append(seen.setting_note(labels))
-    batch, iterations = number(kind.attributes, "batch_size"), iterations_of(seen.run, labels)
+    batch, iterations = number(dict(kind.group), "batch_size"), iterations_of(seen.run, labels)
     mixed = _mixture(seen.run, labels, outer)
     if mixed and batch:
         notes.append(f"no figures of a batch: {mixed}")
@@ -720,10 +774,19 @@ def _total_row(seen: _Seen, labels: Sequence[int], rows: Mapping[int, PhaseRow])
         note=joined(*notes),
         is_mixed=bool(mixed),
         ranks_counted=counted,
+        batches_per_optimizer_step=None if mixed else _accumulated(seen.run, labels, iterations),
     )
 
 
-_EVALUATION = ("evaluation", "validation", "eval", "valid")
+ACCUMULATED = 1.5
+"""Iterations a step of the optimizer from which on gradients are accumulated: a run may end before the last step."""
+
+
+def _accumulated(run: Run, labels: Sequence[int], iterations: int) -> float | None:
+    classes = run.phases.classes
+    updates = [i for i in labels if classes[i].name == UPDATE]
+    steps = max(_ended(run, updates).values(), default=0)
+    return iterations / steps if steps and iterations >= ACCUMULATED * steps else None
 
 
 def _mixture(run: Run, labels: Sequence[int], outer: NDArray[np.bool_]) -> str:
@@ -734,9 +797,13 @@ def _mixture(run: Run, labels: Sequence[int], outer: NDArray[np.bool_]) -> str:
     names = {p.classes[i].name for i in labels}
     if all(p.classes[i].overlaps for i in labels):
         return "phases that run beside others"
-    if names & {ITERATION, "forward"}:
-        others = sorted(names.intersection(_EVALUATION))
-        return f"{others[0]} is in it, see the row of the iterations" if others else ""
+    if p.is_unstepped and "backward" in names:
+        return "the optimizer was never stepped, so that passes are no batches"
+    iterations = [p.classes[i].path for i in labels if p.classes[i].is_iteration]
+    if iterations or FORWARD in names:
+        beside = [kind for kind in (p.classes[i] for i in labels) if kind.name in EVALUATIONS]
+        beside = [kind for kind in beside if not any(kind.path[: len(path)] == path for path in iterations)]
+        return f"{beside[0].name} is in it, see the row of the iterations" if beside else ""
     counts = [int(np.sum((p.label == i) & outer)) for i in labels]
     # The last of them may have been cut off before the others.
     if max(counts, default=0) - min((n for n in counts if n), default=0) > 1:
@@ -760,12 +827,14 @@ def _rest(
     p, columns, tracks = seen.run.phases, seen.columns, seen.tracks
     resolved = [i for i in labels if i in rows and rows[i].is_resolvable]
     around = _paths_around(resolved, seen.run)
-    cover = p.of([i for i in resolved if p.classes[i].path not in around]) & columns.resolvable
+    cover = p.of([i for i in resolved if p.classes[i].shown not in around]) & columns.resolvable
+    others = _others_inside(seen.run, family_of(seen.run, labels))
+    cover[p.parent[others]] = False
     if p.classes[labels[0]].setting is not None:
         begin, end = stretches
         at = np.searchsorted(end, p.begin_ns, "right")
         cover &= (p.begin_ns >= np.append(begin, p.end_ns.max())[at]) & (p.end_ns <= np.append(end, p.end_ns.max())[at])
-    if not (cover & ~outer).any():
+    if not (cover & ~outer).any() and not others.any():
         return None, ""
     # An outermost phase without phases inside is a phase like those inside others, and no rest. What overlaps the
     # others (DDP's communication) is in no sum, and beside ranks other processes have no part of the device.
@@ -795,9 +864,10 @@ def _gflops_by_basis(seen: _Seen, labels: Sequence[int], rows: Mapping[int, Phas
     operations, executed = (
         next((v for i in labels if (v := number(classes[i].attributes, name))), None) for name in (OPERATIONS, EXECUTED)
     )
-    batch = number(classes[labels[0]].attributes, "batch_size")
-    passes = {classes[i].name: i for i in labels if classes[i].name in ("forward", "backward")}
-    if not ((operations or executed) and batch and passes):
+    batch = number(dict(classes[labels[0]].group), "batch_size")
+    passes = {classes[i].name: i for i in labels if classes[i].name in (FORWARD, "backward")}
+    is_of_one_model = all(classes[i].shown[-1] == classes[i].name for i in passes.values())
+    if not ((operations or executed) and batch and passes and is_of_one_model):
         return {}
 
     def figures(j_per_batch: float) -> tuple[float | None, float | None]:

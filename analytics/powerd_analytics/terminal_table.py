@@ -17,8 +17,8 @@ from rich.console import Console
 from rich.text import Text
 
 from powerd_analytics.metrics import J_PER_KWH
+from powerd_analytics.runs.phases import LAYER
 from powerd_analytics.table import (
-    LAYER,
     MODELLED,
     PhaseRow,
     PhaseTable,
@@ -164,6 +164,8 @@ class _Block:
             yield ["", name, "", "", each, _percent(share), bar(share, _BAR), ""]
         if len(rows) != 1 or rows[0].iterations != 1:
             speed = f" · {digits(total.samples_per_s, 3)} samples/s" if total.samples_per_s is not None else ""
+            if (batches := total.batches_per_optimizer_step) and total.energy_j is not None:
+                speed += f" · {digits(total.energy_j / total.iterations * batches, 3)} J/optimizer step"
             in_s = f" in {seconds(total.time_s)}"
             yield f"total {_whole(total).replace(' · ', in_s + ' · ', 1)}{speed}"
         idle = above_idle(total, self.table.idle)
@@ -193,10 +195,12 @@ def _tree(rows: Sequence[PhaseRow]) -> Iterator[tuple[PhaseRow, str, str, PhaseR
 
 
 def _share(row: PhaseRow, total: TotalRow) -> float | None:
-    """Joules of all phases of a kind, as a share of those of its group."""
+    """Joules of all phases of a kind, as a share of those of its group; None where they hold phases of other groups,
+    so that they are more than these."""
     if row.j_per_batch is None or not total.energy_j:
         return None
-    return row.j_per_batch * row.iterations / total.energy_j
+    share = row.j_per_batch * row.iterations / total.energy_j
+    return share if share < 1 + _LEAST_SHARE else None
 
 
 def _percent(share: float | None) -> str:

@@ -17,6 +17,7 @@ import pandas as pd
 
 from powerd_analytics.export import Cell
 from powerd_analytics.figures import (
+    ATTRIBUTE,
     Frame,
     Record,
     aggregated,
@@ -39,6 +40,8 @@ from powerd_analytics.index import index_frame, is_index, run_files
 from powerd_analytics.machines import merge_machines
 from powerd_analytics.metrics import iterations_of
 from powerd_analytics.repeats import CAP_STEP_W, OF_ALL_BATCHES, gflops_columns, joules_columns
+from powerd_analytics.runs.nesting import PASSES_OF
+from powerd_analytics.runs.phases import LAYER
 from powerd_analytics.runs.run import Progress, no_progress
 from powerd_core.errors import AnalysisError, ConfigError
 
@@ -132,38 +135,54 @@ def prepared(frame: Frame, length: Length) -> Frame:
     return with_eds(together([scaled, summed_devices(scaled)]))
 
 
+_EVALUATION = f"{ATTRIBUTE}{PASSES_OF}"
+_BESIDE = (_EVALUATION, f"{ATTRIBUTE}{LAYER}", f"{ATTRIBUTE}overlaps")
+
+
 def whole_trainings(frame: Frame, length: Length) -> Frame:
     """The frame with ``s_per_training`` and ``j_per_training``; totals are then those of the whole training.
 
-    A phase that comes several times an iteration, or not in each, counts as often as it did in the run. What is
-    systematic grows with the training, what is statistical is that of the mean batch: the run measured no more.
+    A phase that comes several times an iteration, or not in each, counts as often as it did in the run; so does an
+    evaluation beside the iterations, where the run has one training. What is systematic grows with the training, what
+    is statistical is that of the mean batch: the run measured no more.
 
     An iteration of the training is one in every rank. Joules of the training are those of all ranks that share the
     device, seconds those of one.
     """
-    names = ["path", "run_id", "model", "batch_size", "gpus", "provenance", "power_cap_w", "power_cap_in_run", "device"]
-    names += attributes_in(frame)
+    of_run = ["path", "run_id", "provenance", "power_cap_w", "power_cap_in_run", "device"]
+    names = [*of_run, "model", "batch_size", "gpus", *attributes_in(frame)]
 
-    def key(record: Record) -> tuple[Cell, ...]:
+    def key(record: Record, names: Sequence[str] = names) -> tuple[Cell, ...]:
         return tuple(record[name] for name in names)
 
     rows = rows_of(frame)
     totals = {key(r): r for r in rows if r["kind"] == "total"}
+    trainings: dict[tuple[Cell, ...], list[Record]] = {}
+    for r in totals.values():
+        if r["batch_size"] is not None and not any(r.get(name) is not None for name in _BESIDE):
+            trainings.setdefault(key(r, of_run), []).append(r)
     scaled = []
     for r in rows:
-        batch = number_of(r, "batch_size")
-        # Ranks have a batch each, also those that are not in the run; GPUs of one process share theirs.
-        ranks = max(number_of(r, name) or 1 for name in ("ranks", "world_size"))
-        n = length.of(None if batch is None else batch * ranks) if r["kind"] in ("phase", "total") else None
-        scaled.append(r | _scaled(r, totals.get(key(r), r), n))
+        total: Record | None = totals.get(key(r), r)
+        if r.get(_EVALUATION) is not None:
+            beside = trainings.get(key(r, of_run), [])
+            total = beside[0] if len(beside) == 1 else None
+        scaled.append(r | _scaled(r, total, length))
     return worked_out(frame_from(scaled))
 
 
-def _scaled(r: Record, total: Record, iterations: float | None) -> dict[str, Any]:
-    """What changes in a row, of which ``total`` is its group's, where the training has so many ``iterations``."""
+def _scaled(r: Record, total: Record | None, length: Length) -> dict[str, Any]:
+    """What changes in a row, of which ``total`` is its training's, where all of that has a ``length``."""
     nothing: dict[str, Any] = {"s_per_training": None, "j_per_training": None}
-    is_total, recorded = r["kind"] == "total", number_of(r, "iterations")
-    share = 1.0 if is_total else _share_of(recorded, number_of(total, "iterations"))
+    if total is None or r["kind"] not in ("phase", "total"):
+        return nothing
+    batch = number_of(total, "batch_size")
+    # Ranks have a batch each, also those that are not in the run; GPUs of one process share theirs.
+    ranks = max(number_of(total, name) or 1 for name in ("ranks", "world_size"))
+    iterations = length.of(None if batch is None else batch * ranks)
+    recorded, is_total = number_of(total, "iterations"), r["kind"] == "total"
+    is_own = is_total and r.get(_EVALUATION) is None
+    share = 1.0 if is_own else _share_of(number_of(r, "iterations"), recorded)
     s, j = number_of(r, "s_per_batch"), number_of(r, "j_per_batch")
     if iterations is None or share is None or s is None:
         return nothing
@@ -175,7 +194,7 @@ def _scaled(r: Record, total: Record, iterations: float | None) -> dict[str, Any
     grown = {name: None if (v := number_of(r, name)) is None else v * grow for name in OF_ALL_BATCHES}
     kept = [text for text in str(r["note"] or "").split("; ") if not text.startswith("n counts the iterations")]
     return grown | {
-        "iterations": round(iterations),
+        "iterations": round(times),
         "s_per_training": grown["time_s"],
         "j_per_training": grown["energy_j"],
         "note": "; ".join(kept),

@@ -5,8 +5,12 @@ phases that nobody marked: the iterations of a training, and which model it trai
 from __future__ import annotations
 
 import json
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial, reduce
+from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
@@ -263,11 +267,13 @@ def _finish(pairing: Pairing, spans: PhaseSpans, last_ns: int | None) -> None:
 
 # -- iterations that nobody marked -------------------------------------------------------------------------------------
 
-_FORWARD, _DATA = "forward", "data"
-_PASSES = (_FORWARD, "backward", "gradient", "update")
+_FORWARD, _DATA, _UPDATE = "forward", "data", "update"
+_PASSES = (_FORWARD, "backward", "gradient", _UPDATE)
 _APART = ("evaluation", "baseline", "magnify")
 _OWN_ITERATION = ("iter", "step", "batch")
 """A phase that has one of these in its name is the user's own iteration, whatever it holds."""
+_LONGEST = 64
+"""Steps of an iteration that is found by what repeats."""
 
 
 def add_iterations(spans: PhaseSpans, kinds: Kinds) -> None:
@@ -277,23 +283,42 @@ def add_iterations(spans: PhaseSpans, kinds: Kinds) -> None:
     An iteration begins with a forward pass that comes after a backward pass or an update, or with the wait for data
     before it, and lasts to the beginning of the next one. So several forward passes before one backward are one
     iteration, and each batch of accumulated gradients is one: it is what ``batch_size`` counts. Where something else
-    comes between (an evaluation, a phase of the user's), and at the end, it ends with its last pass.
+    comes between (an evaluation, a phase of the user's), and at the end, it ends with its last pass. An update that
+    runs its passes itself (a closure) is a whole step. Where several optimizers take turns, an iteration is one turn of
+    all of them: `_turns`.
 
-    None is added in a process that has marked iterations, inside a phase that by its name is one, nor inside phases
-    that hold one iteration each: these are the user's own. ``spans`` are sorted, and stay so.
+    None is added in a process that has marked iterations, or whose optimizers were never stepped, so that its passes
+    are no batches; inside a phase that by its name is one, nor inside phases that hold one iteration each: these are
+    the user's own. ``spans`` are sorted, and stay so.
     """
     names = [entry["name"] for entry in kinds.entries]
-    of_forward, of_iteration = ({k for k, n in enumerate(names) if n == name} for name in (_FORWARD, ITERATION))
+    of_forward, of_iteration, of_update = (
+        {k for k, n in enumerate(names) if n == name} for name in (_FORWARD, ITERATION, _UPDATE)
+    )
     own = {process for process, kind in zip(spans.process, spans.kind, strict=True) if kind in of_iteration}
+    if of_update and of_update.isdisjoint(spans.kind):
+        return
     every = list(zip(spans.process, spans.thread, spans.parent, strict=True))
-    places = {place for place, kind in zip(every, spans.kind, strict=True) if kind in of_forward}
+    closures: dict[int, list[int]] = {}
+    """The forward passes inside each update that runs its closure."""
+    places: set[tuple[int, int, int]] = set()
+    for i in (i for i, kind in enumerate(spans.kind) if kind in of_forward):
+        above = spans.parent[i]
+        if above >= 0 and spans.kind[above] in of_update:
+            closures.setdefault(above, []).append(i)
+            places.add(every[above])
+        else:
+            places.add(every[i])
     levels: dict[tuple[int, int, int], list[int]] = {
         place: [] for place in places if place[0] not in own and not _is_inside_iteration(spans, names, place[2])
     }
     for i, place in enumerate(every) if levels else ():
         if place in levels:
             levels[place].append(i)
-    found = {place: list(_steps(spans, names, level)) for place, level in levels.items()}
+    found = {
+        place: _turns(spans, kinds, level, list(_steps(spans, names, level, closures)))
+        for place, level in levels.items()
+    }
     # The kinds of phases that hold more than one each, as an epoch does.
     around = {spans.kind[parent] for (_, _, parent), steps in found.items() if parent >= 0 and len(steps) > 1}
     steps = [s for (_, _, parent), own in found.items() if parent < 0 or spans.kind[parent] in around for s in own]
@@ -305,10 +330,15 @@ def _is_inside_iteration(spans: PhaseSpans, names: Sequence[str], parent: int) -
     """Whether a phase, or one around it, is a pass or by its name an iteration."""
     while parent >= 0:
         name = names[spans.kind[parent]]
-        if name in (*_PASSES, *_APART) or any(part in name.lower() for part in _OWN_ITERATION):
+        if name in (*_PASSES, *_APART) or is_own_iteration(name):
             return True
         parent = spans.parent[parent]
     return False
+
+
+def is_own_iteration(name: str) -> bool:
+    """Whether a phase is by its name the user's own iteration, such as ``train_step``."""
+    return any(part in name.lower() for part in _OWN_ITERATION)
 
 
 @dataclass(slots=True)
@@ -318,23 +348,26 @@ class _Step:
     inside: Sequence[int]
     """The phases that it holds, in order."""
     passes: Sequence[int]
-    """Those of them that are passes of the model."""
+    """Those of them that are passes of the model, and the forward passes inside an update."""
     end_ns: int
     end_bound_ns: int
+    is_cut: bool = False
 
 
-def _steps(spans: PhaseSpans, names: Sequence[str], level: Sequence[int]) -> Iterator[_Step]:
-    """The iterations among phases one after the other, as `add_iterations` says."""
+def _steps(
+    spans: PhaseSpans, names: Sequence[str], level: Sequence[int], closures: Mapping[int, list[int]]
+) -> Iterator[_Step]:
+    """The steps among phases one after the other, as `add_iterations` says, each optimizer's by itself."""
     of_level = [names[spans.kind[i]] for i in level]
-    ends = {"backward", "update"} if {"backward", "update"} & set(of_level) else {"gradient"}
+    ends = {"backward", _UPDATE} if {"backward", _UPDATE} & set(of_level) else {"gradient"}
     # Places in ``level``: where the open iteration begins, its passes, its last phase, and the first wait for data
     # behind it.
     first, passes, last, waiting = -1, list[int](), 0, -1
-    is_done, is_apart = True, True
+    is_done, is_apart, is_updated = True, True, False
 
     def step(following: int | None) -> _Step:
         """The open iteration, up to the one that follows."""
-        own = [level[k] for k in passes]
+        own = [i for k in passes for i in (level[k], *closures.get(level[k], ()))]
         if following is None or is_apart:
             end = level[last]
             return _Step(level[first : last + 1], own, spans.end_ns[end], spans.end_bound_ns[end])
@@ -342,25 +375,86 @@ def _steps(spans: PhaseSpans, names: Sequence[str], level: Sequence[int]) -> Ite
         return _Step(level[first:following], own, spans.begin_ns[end], spans.begin_bound_ns[end])
 
     for k, name in enumerate(of_level):
-        is_cut = bool(spans.cut[level[k]])
+        is_cut, has_closure = bool(spans.cut[level[k]]), level[k] in closures
+        is_whole = has_closure and (first < 0 or is_apart or is_updated)
         if name == _DATA and is_done:
             if is_cut and first >= 0:  # the loader has come to its end
                 last, waiting = k, -1
             elif waiting < 0 and not is_cut:
                 waiting = k
-        elif name == _FORWARD and is_done:
+        elif (name == _FORWARD and is_done) or is_whole:
             begin = waiting if waiting >= 0 else k
             if first >= 0:
                 yield step(begin)
             first, passes, last, waiting = begin, [k], k, -1
-            is_done, is_apart = is_cut, False
+            is_done, is_apart, is_updated = is_cut or is_whole, False, is_whole
         elif name in _PASSES and first >= 0:
             passes.append(k)
             last, is_done, is_apart = k, is_done or is_cut or name in ends, False
+            is_updated = is_updated or name == _UPDATE
         elif is_done and (waiting < 0 or name in _APART):
             waiting, is_apart = -1, True
     if first >= 0 and is_done:
         yield step(None)
+
+
+def _turns(spans: PhaseSpans, kinds: Kinds, level: Sequence[int], steps: Sequence[_Step]) -> Sequence[_Step]:
+    """The iterations of a training whose optimizers take turns, as those of the two networks of a GAN do: the update of
+    an optimizer that has had its turn opens the next one. ``level``: the phases of which ``steps`` are a part.
+
+    A step without an update belongs to the next one that has one, where several models take part: a network that sees
+    real and generated data is updated once. Without several models it is a batch of accumulated gradients. Optimizers
+    that seldom follow on another one, as those of two trainings one after the other, do not take turns. Where no
+    optimizer is watched, an iteration is what the passes of several models repeat.
+    """
+
+    def of_name(step: _Step, name: str) -> list[int]:
+        return [k for i in step.passes if kinds.entries[k := spans.kind[i]]["name"] == name]
+
+    updates = [frozenset(of_name(step, _UPDATE)) for step in steps]
+    forwards = {k for step in steps for k in of_name(step, _FORWARD)}
+    models = {tuple(kinds.entries[k]["attributes"].get(name) for name in ("model", MODEL_BY_CLASS)) for k in forwards}
+    every_update = frozenset[int]().union(*updates)
+    if not every_update and len(models) > 1:
+        period = _period([[spans.kind[i] for i in step.passes] for step in steps])
+        return [reduce(partial(_joined, level), steps[i : i + period]) for i in range(0, len(steps), period)]
+    if len(every_update) < 2:
+        return steps
+    turns: list[tuple[_Step, frozenset[int]]] = []
+    for step, of_step in zip(steps, updates, strict=True):
+        if turns and not turns[-1][1] and len(models) > 1:
+            turns[-1] = _joined(level, turns[-1][0], step), of_step
+        else:
+            turns.append((step, of_step))
+    if not turns[-1][1] and len(models) > 1:
+        turns[-1][0].is_cut = True  # the training ended in the middle of a step
+    pairs = pairwise(turns)
+    behind_another = Counter(own for (_, before), (_, own) in pairs if before and own.isdisjoint(before))
+    every = Counter(own for _, own in turns)
+    whole: list[_Step] = []
+    so_far: frozenset[int] = frozenset()
+    for step, own in turns:
+        takes_turns = 2 * behind_another[own] >= every[own]
+        if so_far and own and own.isdisjoint(so_far) and takes_turns:
+            whole[-1] = _joined(level, whole[-1], step)
+            so_far |= own
+        else:
+            whole.append(step)
+            so_far = own
+    return whole
+
+
+def _period(values: Sequence[object]) -> int:
+    """After how many values they come again, all but a last few; 1 where they do not."""
+    periods = range(1, min(len(values) // 2, _LONGEST) + 1)
+    return next((p for p in periods if all(a == b for a, b in zip(values, values[p:], strict=False))), 1)
+
+
+def _joined(level: Sequence[int], step: _Step, following: _Step) -> _Step:
+    """One step of two, with what lies between."""
+    inside = level[bisect_left(level, step.inside[0]) : bisect_left(level, following.inside[-1]) + 1]
+    passes = [*step.passes, *following.passes]
+    return _Step(inside, passes, following.end_ns, following.end_bound_ns, following.is_cut)
 
 
 def _insert(spans: PhaseSpans, kinds: Kinds, steps: Sequence[_Step]) -> None:
@@ -374,7 +468,7 @@ def _insert(spans: PhaseSpans, kinds: Kinds, steps: Sequence[_Step]) -> None:
     added = {name: column[first] for name, column in columns.items()}
     added["end_ns"] = np.array([step.end_ns for step in steps])
     added["end_bound_ns"] = np.array([step.end_bound_ns for step in steps])
-    added["cut"] = np.array([max(spans.cut[i] for i in step.passes) for step in steps])
+    added["cut"] = np.array([max(step.is_cut, *(spans.cut[i] for i in step.passes)) for step in steps])
     numbers: dict[tuple[int, ...], int] = {}
     for k, step in enumerate(steps):
         passes = tuple(spans.kind[i] for i in step.passes)

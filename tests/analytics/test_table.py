@@ -272,7 +272,8 @@ def test_attributes_are_inherited_and_the_inner_one_wins(tmp_path):
     p = read_run(make_run(tmp_path / "r.h5", [LineSpec("a", lambda t: 0.0 * t)], phases)).phases
     assert p.depth.tolist() == [0, 1, 2]
     assert p.classes[p.label[2]].attributes == {"model": "A", "batch_size": 32, "operations_per_sample": 7}
-    assert p.classes[p.label[2]].group == (("batch_size", 32), ("model", "A"))
+    assert p.classes[p.label[2]].own == (("batch_size", 32), ("model", "A"))
+    assert p.classes[p.label[2]].group == (("batch_size", 64), ("model", "A"))  # its iteration's
     assert p.classes[p.label[2]].path == ("training", "iteration", "forward")
 
 
@@ -284,15 +285,26 @@ def test_what_runs_beside_the_phases_is_in_no_rest(tmp_path: Path) -> None:
     assert totals_[()].rest_j == pytest.approx(50.0, rel=0.02)
 
 
-def test_an_evaluation_beside_the_iterations_leaves_no_figures_of_a_batch(tmp_path):
+def test_an_evaluation_beside_the_iterations_is_a_group_of_its_own(tmp_path):
     attributes = {"batch_size": 8}
     phases = [PhaseSpec("iteration", k * 100 * MS, (k + 1) * 100 * MS, attributes) for k in range(10)]
     alone = phase_table(read_run(make_run(tmp_path / "a.h5", [LineSpec("a", constant)], phases, end_ns=2 * S)))
     assert alone.totals[0].samples_per_s == pytest.approx(80)
     phases += [PhaseSpec("evaluation", S + k * 50 * MS, S + (k + 1) * 50 * MS, attributes) for k in range(20)]
     table = phase_table(read_run(make_run(tmp_path / "b.h5", [LineSpec("a", constant)], phases, end_ns=2 * S)))
-    (total,) = table.totals
-    assert total.energy_j == pytest.approx(200)
+    training, evaluation = table.totals
+    assert (training.group, evaluation.group) == (attributes, attributes | {"passes": "evaluation"})
+    assert (training.energy_j, evaluation.energy_j) == (pytest.approx(100), pytest.approx(100))
+    assert (training.samples_per_s, training.is_mixed) == (pytest.approx(80), False)
+    assert (training.iterations, evaluation.iterations) == (10, 20)
+
+
+def test_an_evaluation_beside_passes_that_are_no_iterations_leaves_no_figures_of_a_batch(tmp_path):
+    attributes = {"batch_size": 8}
+    names = ["forward"] * 10 + ["evaluation"] * 10
+    phases = [PhaseSpec(name, k * 100 * MS, (k + 1) * 100 * MS, attributes) for k, name in enumerate(names)]
+    (total,) = phase_table(
+        read_run(make_run(tmp_path / "b.h5", [LineSpec("a", constant)], phases, end_ns=2 * S))
+    ).totals
     assert (total.samples_per_s, total.is_mixed) == (None, True)
     assert "evaluation" in total.note
-    assert next(r for r in table.phases if r.phase == "iteration").samples_per_s == pytest.approx(80)

@@ -8,7 +8,7 @@ import pytest
 from command import joules
 from make_campaign import one_run
 from make_job import TRAINED, machine, phases_of
-from make_run import LineSpec, make_run
+from make_run import MS, LineSpec, PhaseSpec, S, constant, make_run
 
 from powerd_analytics.figures import rows_of, where
 from powerd_analytics.layouts import field_tables
@@ -233,3 +233,17 @@ def test_ranks_of_other_machines_train_their_batches_too(tmp_path, ranks):
     )
     assert alone["iterations"] == both["iterations"] == SAMPLES // BATCH // (2 * ranks)
     assert alone["time_s"] == pytest.approx(both["time_s"])
+
+
+@pytest.mark.parametrize("batch", [64, 1000])
+def test_an_evaluation_beside_the_training_counts_as_often_as_it_did_in_the_run(batch, tmp_path):
+    """Whatever its batch size: 10 iterations of 64 and 2 evaluations, hence 200 evaluations of 1000 iterations."""
+    own = {"model": "m", "batch_size": 64}
+    phases = [PhaseSpec("iteration", k * 100 * MS, (k + 1) * 100 * MS, own) for k in range(10)]
+    at = [S + k * 100 * MS for k in range(2)]
+    phases += [PhaseSpec("evaluation", t, t + 100 * MS, own | {"batch_size": batch}) for t in at]
+    run = make_run(tmp_path / "r.h5", [LineSpec("gpu0.a", constant)], phases, end_ns=2 * S)
+    frame = prepared(read_runs([run]), Length(iterations=1000))
+    joules = {(r["kind"], r["attribute_passes"]): r["j_per_training"] for r in rows_of(frame) if r["kind"] != "run"}
+    expected = {None: pytest.approx(10_000), "evaluation": pytest.approx(2_000)}
+    assert joules == {(kind, passes): expected[passes] for kind in ("phase", "total") for passes in expected}

@@ -1,5 +1,7 @@
 """Phases out of marks."""
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -64,11 +66,18 @@ def test_whatever_is_marked_the_phases_nest(steps):
 # -- iterations and models that nobody marked
 
 LETTERS = {"d": "data", "f": "forward", "b": "backward", "g": "gradient", "u": "update", "e": "evaluation"}
+LETTERS |= {
+    "F": "forward",
+    "B": "backward",
+    "U": "update",
+    "V": "update",
+}  # with attributes, of another model or optimizer
 LETTERS |= {"E": "epoch", "S": "train_step", "I": "iteration", "x": "x"}
 
 
-def tree(text, attributes=None):
-    """The phases of a text such as ``E[f b u]`` as the run file has them, in the same form; ``!`` cuts one."""
+def tree(text, attributes=None, also=""):
+    """The phases of a text such as ``E[f b u]`` as the run file has them, in the same form; ``!`` cuts one. ``also``:
+    kinds that are named and never marked."""
     kinds, spans, marks, cuts, open_phases = Kinds(), PhaseSpans(), [], {}, []
 
     def end(letter, is_cut=False):
@@ -77,7 +86,8 @@ def tree(text, attributes=None):
         marks.append(e(100 + number if is_cut else number, len(marks) + 1))
 
     numbers = {}
-    for letter, name in LETTERS.items():
+    for letter in dict.fromkeys([*(c for c in text if c in LETTERS), *also]):
+        name = LETTERS[letter]
         own = (attributes or {}).get(letter, {})
         numbers[letter] = kinds.number({"name": name, "attributes": own, "timing": "host"})
     for token in text.replace("[", "[ ").replace("]", " ]").split():
@@ -100,7 +110,10 @@ def tree(text, attributes=None):
 
     def shown(i):
         entry, inner = kinds.entries[spans.kind[i]], children(i)
-        letter = next(k for k, name in LETTERS.items() if name == entry["name"])
+        letters = [k for k, name in LETTERS.items() if name == entry["name"]]
+        letter = next(
+            (k for k in letters if (attributes or {}).get(k) == entry["attributes"] and k.isupper()), letters[0]
+        )
         own = "".join(f":{value}" for _, value in sorted(entry["attributes"].items()))
         return letter + own + "!" * spans.cut[i] + (f"[{inner}]" if inner else "")
 
@@ -163,3 +176,77 @@ A, B = {MODEL_BY_CLASS: "A"}, {MODEL_BY_CLASS: "B"}
 )
 def test_a_model_that_nobody_named_is_that_of_the_phase_around(marked, attributes, expected):
     assert tree(marked, attributes)[0] == expected
+
+
+GAN = {"f": {"model": "D"}, "F": {"model": "G"}, "b": {"model": "D"}, "u": {"model": "D"}}
+GAN |= {"B": {"model": "G"}, "U": {"model": "G"}}
+
+
+def in_letters(marked, attributes, also=""):
+    """The tree without the attributes."""
+    return re.sub(r"(:[^\s\[\]!:]+)+", "", tree(marked, attributes, also)[0])
+
+
+@pytest.mark.parametrize(
+    ("marked", "expected"),
+    [
+        ("f b F f b u f B U " * 3, "I[f b F f b u f B U] " * 3),  # D on real and generated data, then G
+        ("f b e f b u F f B U " * 3, "I[f b e f b u F f B U] " * 3),  # generated without gradients
+        ("d f b F f b u f B U " * 3 + "d!", "I[d f b F f b u f B U] " * 2 + "I[d f b F f b u f B U d!]"),
+        ("f b u f b u f b u F f B U " * 3, "I[f b u] I[f b u] I[f b u F f B U] " * 3),  # G every third batch
+        ("f b u " * 4 + "F B U " * 4, "I[f b u] " * 4 + "I[F B U] " * 4),  # two trainings, one after the other
+        ("f b F f b u f B U f b", "I[f b F f b u f B U] I![f b]"),  # ended in the middle of a step
+        ("E[f b F f b u f B U f b F f b u f B U] " * 2, "E[I[f b F f b u f B U] I[f b F f b u f B U]] " * 2),
+        ("f b F f b u f B U e f b F f b u f B U", "I[f b F f b u f B U] e I[f b F f b u f B U]"),
+    ],
+)
+def test_optimizers_that_take_turns_share_an_iteration(marked, expected):
+    assert in_letters(marked.strip(), GAN) == expected.strip()
+
+
+@pytest.mark.parametrize(
+    ("marked", "expected"),
+    [
+        ("f b F f b f b " * 3, "I[f b F f b f b] " * 3),
+        ("f b F f b f b f b F f b", "I[f b] I[F f b] I[f b] I[f b] I[F f b]"),  # not once more
+        ("f b f b f b", "I[f b] I[f b] I[f b]"),
+        ("f F b f F b", "I[f F b] I[f F b]"),
+    ],
+)
+def test_models_without_optimizers_share_what_they_repeat(marked, expected):
+    assert in_letters(marked.strip(), GAN) == expected.strip()
+
+
+TWO = {"u": {"optimizer": 0}, "U": {"optimizer": 1}}
+
+
+@pytest.mark.parametrize(
+    ("marked", "expected"),
+    [
+        ("f b u U f b u U", "I[f b u U] I[f b u U]"),
+        ("f b f b u U f b f b u U", "I[f b] I[f b u U] I[f b] I[f b u U]"),  # accumulated gradients
+        ("f b u f b U f b u f b U", "I[f b u f b U] I[f b u f b U]"),
+    ],
+)
+def test_two_optimizers_of_one_model(marked, expected):
+    assert in_letters(marked, TWO) == expected
+
+
+@pytest.mark.parametrize(
+    ("marked", "expected"),
+    [
+        ("u[f b f b] u[f b]", "I[u[f b f b]] I[u[f b]]"),
+        ("d u[f b f b] d u[f b] d!", "I[d u[f b f b]] I[d u[f b] d!]"),
+        ("f b u[f b] f b u[f b]", "I[f b u[f b]] I[f b u[f b]]"),  # sharpness-aware methods
+        ("f u[f b] f u[f b]", "I[f u[f b]] I[f u[f b]]"),  # the loss before the step, to log it
+        ("E[u[f b] u[f b]] e", "E[I[u[f b]] I[u[f b]]] e"),
+        ("S[u[f b f b]] S[u[f b]]", "S[u[f b f b]] S[u[f b]]"),
+    ],
+)
+def test_an_update_that_runs_its_closure_is_one_step(marked, expected):
+    assert tree(marked)[0] == expected
+
+
+def test_passes_of_an_optimizer_that_is_never_stepped_are_no_iterations():
+    assert tree("f b f b f b f b")[0] == "I[f b] I[f b] I[f b] I[f b]"
+    assert tree("f b f b f b f b", also="u")[0] == "f b f b f b f b"

@@ -252,13 +252,14 @@ def table_of(
     Raises `AnalysisError` for a run that no table can be made of.
     """
     from powerd_analytics.runs.phases import crowded_classes
-    from powerd_analytics.table import ITERATION, check_table, phase_table
+    from powerd_analytics.table import check_table, phase_table
 
     run = open_run(path, calibration, progress, is_checked=True)
     warn([f"{path}: {text}" for text in crowded_classes(run.phases.classes)])
     table = phase_table(run, device, above_idle=above_idle, progress=progress)
     check_table(path, table)
-    names = {kind.name for kind in run.phases.classes}
-    if "forward" in names and ITERATION not in names:
+    p = run.phases
+    is_forward_counted = "forward" in {kind.name for kind in p.classes} and not p.is_unstepped
+    if is_forward_counted and not any(kind.is_iteration for kind in p.classes):
         warn([f"{path}: no iterations are marked in it: forward passes are counted as such"])
     return run, table

@@ -27,7 +27,7 @@ from powerd_analytics.plots.style import (
     shown,
     styled,
 )
-from powerd_analytics.runs.phases import Phases
+from powerd_analytics.runs.phases import LAYER, Phases
 from powerd_analytics.runs.run import Progress, Run, no_progress
 from powerd_analytics.signals import (
     FAR_NS,
@@ -44,7 +44,7 @@ from powerd_analytics.signals import (
     points_of,
     summed_of,
 )
-from powerd_analytics.table import LAYER, check_table, group_text, table_of
+from powerd_analytics.table import check_table, group_text, table_of
 from powerd_analytics.text import device_text, digits, seconds, with_u95
 from powerd_analytics.trainings import Length, prepared
 from powerd_client.signal import Signal

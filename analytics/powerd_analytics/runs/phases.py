@@ -24,6 +24,9 @@ EXECUTED = "operations_executed_per_sample"
 """The attributes that describe the model's work, as the paper counts it (one forward pass) and as forward and backward
 together run it (`joules operations` counts both); they do not tell one group of phases from another."""
 
+LAYER = "layer"
+"""The phase, and the attribute of phases, by which `Meter.watch(layers=True)` marks a layer."""
+
 ENFORCED_CAP = "power_cap_enforced_w"
 """What a group calls the cap that drivers enforced, in a run in which that changed. The attribute ``power_cap_w`` is
 what a script states."""
@@ -48,6 +51,17 @@ class PhaseClass:
     timing: str
     setting: Enforced | None = None
     """What drivers enforced while they ran, in a run in which that changed."""
+    is_iteration: bool = False
+    """Whether these phases are the iterations of a training: `powerd_analytics.runs.nesting`."""
+    home: Group | None = None
+    """The attributes of the group that they are in, where these are not their own: those of the iteration around."""
+    names: tuple[str, ...] = ()
+    """The path in words that tell them from others of the same path in their group, such as ``forward D``."""
+
+    @property
+    def shown(self) -> tuple[str, ...]:
+        """The path as tables have it."""
+        return self.names or self.path
 
     @property
     def name(self) -> str:
@@ -64,9 +78,19 @@ class PhaseClass:
         return MAGNIFY in self.path
 
     @property
-    def family(self) -> Group:
-        """The attributes that set groups apart, such as model and batch size, sorted by name."""
+    def own(self) -> Group:
+        """The attributes that can set groups apart, such as model and batch size, sorted by name."""
         return tuple(sorted((k, v) for k, v in self.attributes.items() if k not in (OPERATIONS, EXECUTED)))
+
+    @property
+    def family(self) -> Group:
+        """Those of the group that these phases are in."""
+        return self.own if self.home is None else self.home
+
+    @property
+    def is_beside(self) -> bool:
+        """Whether they are in no sum of the phases around: layers, what overlaps, and what is repeated alone."""
+        return LAYER in self.attributes or self.overlaps or self.is_magnified
 
     @property
     def group(self) -> Group:
@@ -93,6 +117,8 @@ class Phases:
     """How far the edge can be from its time: 0 for one that the host timed, -1 where a device was to time it and only
     the host's time is known; zeros for files that do not say."""
     end_bound_ns: Whole
+    is_unstepped: bool = False
+    """Whether an optimizer was watched, and none ever stepped through what was watched."""
 
     def __len__(self) -> int:
         return len(self.begin_ns)
@@ -106,6 +132,19 @@ class Phases:
         """Numbers of the phases of `Meter.magnify`."""
         labels = [i for i, kind in enumerate(self.classes) if kind.name == MAGNIFY]
         return np.flatnonzero(self.of(labels)) if labels else np.zeros(0, np.intp)
+
+    @cached_property
+    def around(self) -> dict[int, tuple[int, ...]]:
+        """By class those of the phases right around its phases."""
+        codes = set[int]()
+        for some in pieces(len(self)):
+            is_inner = self.parent[some] >= 0
+            outer = self.label[self.parent[some][is_inner]].astype(np.int64)
+            codes.update(np.unique(outer * len(self.classes) + self.label[some][is_inner]).tolist())
+        around: dict[int, tuple[int, ...]] = {}
+        for outer_label, label in (divmod(code, len(self.classes)) for code in sorted(codes)):
+            around[label] = (*around.get(label, ()), outer_label)
+        return around
 
     @cached_property
     def interrupted(self) -> NDArray[np.bool_]:
@@ -198,8 +237,9 @@ def kept(phases: Phases, which: NDArray[np.bool_]) -> Phases:
     """The phases ``which`` [m] alone; one whose parent is not among them is outermost."""
     place = np.append(np.cumsum(which, dtype=np.int32) - np.int32(1), np.int32(-1))
     place[:-1][~which] = -1
-    columns = {name: getattr(phases, name)[which] for name in Phases.__dataclass_fields__ if name != "classes"}
-    return Phases(**columns | {"parent": place[columns["parent"]]}, classes=phases.classes)
+    others = ("classes", "is_unstepped")
+    columns = {name: getattr(phases, name)[which] for name in Phases.__dataclass_fields__ if name not in others}
+    return replace(phases, **columns | {"parent": place[columns["parent"]]})
 
 
 def read_phases(group: h5py.Group) -> Phases:
@@ -218,7 +258,9 @@ def read_phases(group: h5py.Group) -> Phases:
     depth, label, classes = _classify(kind, parent, kinds)
     cut = group["cut"][:].astype(bool)
     bounds = [_bound(group, name, len(begin)) for name in BOUND_COLUMNS]
-    phases = Phases(begin, end, label, parent, depth, process, cut, classes, *bounds)
+    updates = {i for i, entry in enumerate(kinds) if entry["name"] == "update"}
+    is_unstepped = bool(updates) and not bool(np.isin(kind, list(updates)).any())
+    phases = Phases(begin, end, label, parent, depth, process, cut, classes, bounds[0], bounds[1], is_unstepped)
     cut |= phases.interrupted
     return phases
 

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from powerd_analytics.runs.in_force import Steps, Timeline, steps_of, without_repeats
+from powerd_analytics.runs.nesting import nested
 from powerd_analytics.runs.phases import Phases, parted, pieces, read_phases
 from powerd_client.board_times import check_times
 from powerd_client.phase import RESULT
@@ -224,7 +225,7 @@ def read_run(path: str | Path, *, progress: Progress = no_progress) -> Run:
             attributes=attributes,
             lines=lines,
             devices=devices,
-            phases=parted(read_phases(file["phases"]), enforced),
+            phases=parted(nested(read_phases(file["phases"])), enforced),
             clocks=clocks,
             gaps=_gaps(file["gaps"]),
             processes=processes,

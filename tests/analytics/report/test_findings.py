@@ -5,8 +5,11 @@ import re
 import numpy as np
 import pytest
 from make_campaign import one_run
-from make_run import MS, LineSpec, PhaseSpec, make_run
+from make_run import MS, LineSpec, PhaseSpec, make_run, training
 from page import report
+
+from powerd_analytics.breakdown import breakdowns
+from powerd_analytics.trainings import Length, prepared, read_runs
 
 
 def said(page, words):
@@ -48,3 +51,33 @@ def test_nothing_takes_most_where_too_much_is_not_resolvable(tmp_path, short):
     line = LineSpec("gpu0.a", lambda at: np.where(at // (50 * MS) % 2, watts[1], watts[0]), period_ns=5 * MS)
     found = said(page_of(tmp_path, [line], specs, 300 * MS), "takes most of the joules")
     assert [sentence.split()[0] for sentence in found] == ([] if short else ["backward"])
+
+
+def test_repeats_are_one_configuration_also_where_a_phase_is_resolved_in_some_alone(tmp_path):
+    tr = training((64,), 12)
+    for i, period_ms in enumerate((2, 2, 60)):
+        line = LineSpec("gpu0.a", tr.power(), period_ns=period_ms * MS)
+        make_run(tmp_path / f"{i}.h5", [line], tr.phases, end_ns=tr.end_ns, run_id=f"id{i}")
+    frame = prepared(read_runs([tmp_path]), Length())
+    updates = frame[(frame["kind"] == "phase") & (frame["phase"] == "update")]
+    assert updates["j_per_batch"].notna().tolist() == [True, True, False]
+    ((bar,),) = breakdowns(frame)
+    joules = {piece.phase: piece.energy_j for piece in bar.pieces}
+    assert joules["update"] == pytest.approx(0.0029 * 110, rel=0.02)  # of an iteration, not of two thirds of one
+    assert bar.energy_j == pytest.approx(15.5, rel=0.02)
+
+
+def test_an_iteration_of_several_models_is_one_bar(tmp_path):
+    """Each network has its pieces; what is trained three times as often has three times the joules."""
+    phases = []
+    for k in range(10):
+        begin, at = k * 100 * MS, len(phases)
+        phases.append(PhaseSpec("iteration", begin, begin + 100 * MS, {"batch_size": 64}))
+        models = (("D", 0), ("D", 20), ("G", 40), ("D", 60))
+        phases += [PhaseSpec("forward", begin + t * MS, begin + (t + 20) * MS, {"model": m}, at) for m, t in models]
+    line = LineSpec("gpu0.a", lambda t: np.full(len(t), 100.0))
+    run = make_run(tmp_path / "r.h5", [line], phases, end_ns=1000 * MS)
+    ((bar,),) = breakdowns(prepared(read_runs([run]), Length()))
+    joules = {piece.phase: piece.energy_j for piece in bar.pieces}
+    assert joules == {"forward D": pytest.approx(6.0), "forward G": pytest.approx(2.0)}
+    assert (bar.energy_j, bar.rest_j) == (pytest.approx(10.0), pytest.approx(2.0))
