@@ -186,6 +186,12 @@ class MarkWriter:
         """Put a message into the run. It needs no recorder that hears it now."""
         self._remark({"note": text, "level": level, "t_ns": now_ns()})
 
+    def note_of_child(self, text: str, t_ns: int) -> None:
+        """Put a message into the run of the parent, from a forked child: a line that is appended whole."""
+        with contextlib.suppress(OSError):
+            if not self._is_closed:
+                os.write(self._names, json.dumps({"note": text, "level": "warning", "t_ns": t_ns}).encode() + b"\n")
+
     def event(self, name: str, values: Mapping[str, object], t_ns: int | None = None) -> None:
         """Put an event into the run: what happened at ``t_ns``, by default now, with any values that JSON knows (others
         become text).

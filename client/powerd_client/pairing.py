@@ -22,6 +22,9 @@ ITERATION = "iteration"
 MODEL_BY_CLASS = "model_by_class"
 """The attribute of a watched model's phases where nobody named the model. It is no attribute of the run's phases:
 `name_models` makes `model` of it."""
+SAMPLES = "samples_in_pass"
+"""The attribute of a watched model's pass that has another size than ``batch_size`` says. It is no attribute of the
+run's phases: `take_samples` makes a column of it."""
 
 _ABOUT = ("pid", "command", "rank", "local_rank", "world_size")
 """What the run file says of a process, beside its devices."""

@@ -31,6 +31,8 @@ MAGNIFY, MAGNIFIED, HEAD_START = "magnify", "magnified ", "head start"
 inside, and the name of those that put the host ahead of the GPU there."""
 RESULT = "result"
 """The name of the events that say how good what was trained is (`Meter.result`)."""
+WATCH = "watch: "
+"""What the messages begin with that say what of a training `Meter.watch` could not mark: every table tells them."""
 WHOLE = "run"
 """The name of the phase that lies over a whole command, in a recording in which nothing else is marked."""
 MOST_BASELINE_S = 3600.0

@@ -20,28 +20,39 @@ import contextlib
 import copy
 import copyreg
 import functools
+import os
 import sys
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import count
 from threading import get_ident
-from types import MethodType
-from typing import Any
+from types import MappingProxyType, MethodType
+from typing import Any, NamedTuple
 
 import torch
 from torch import _C, Tensor, nn
+from torch._dynamo.eval_frame import OptimizedModule
 from torch.compiler import is_compiling
 from torch.distributed import is_available as has_distributed
 from torch.utils import checkpoint
 
+from powerd_client.hostclock import now_ns
 from powerd_client.marks import MarkWriter
-from powerd_client.pairing import MODEL_BY_CLASS, common_attributes
-from powerd_client.phase import Attribute, Phase, PhaseCodes
+from powerd_client.pairing import MODEL_BY_CLASS, SAMPLES, common_attributes
+from powerd_client.phase import WATCH, Attribute, Phase, PhaseCodes
 from powerd_core.errors import ConfigError
 
 _Function = Callable[..., Any]
 _WRAPPERS = ("_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod")
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
+_SURE = 0
+"""Stands for the module that is called where the call's end is sure to be seen."""
+_IN_CHILDREN = (
+    "what runs in child processes is in no phase here; make a Meter in each of them, under `joules record` "
+    "(docs/howto/training.md#child-processes)"
+)
 
 graph_task: Callable[[], int] = _C._current_graph_task_id
 """The backward pass that the engine runs on this thread at the moment, -1 for none."""
@@ -75,14 +86,35 @@ class TorchMarks:
         """The watches that go on, with their attributes."""
         self.updating: dict[int, UpdateMarks] = {}
         """The optimizer whose ``update`` is open, by thread."""
+        self.backwards = 0
+        """Backward passes that were marked."""
+        self.has_gradients = False
+        """Whether one has run since the last update."""
+        self.was_sent = False
+        """Whether something watched was sent to a child process."""
+        self._begun_ns = now_ns()
         _meters.append(self)
         _patch_torch()
 
     def close(self) -> None:
         """End all watches."""
         for watch in list(self.watches):
+            if watch.passes is not None:
+                watch.passes.tell_idle()
             watch.remove()
         _meters.remove(self)
+
+    def disown(self) -> None:
+        """This is the copy of a forked child: whose passes are in no run is told at the first of them."""
+
+        def tell(*_: object) -> None:
+            self.mark = lambda *_: None
+            if not any(other._writer.is_open for other in _meters):
+                # All children say the same at the same time: the run has it once.
+                text = f"{WATCH}a forked child process ran what is watched: {_IN_CHILDREN}"
+                self._writer.note_of_child(text, self._begun_ns)
+
+        self.mark = tell
 
     def codes(self, name: str, attributes: Mapping[str, Attribute]) -> PhaseCodes:
         """The codes of a phase kind, the same for the same name and attributes."""
@@ -134,9 +166,11 @@ class TorchMarks:
         return next(reversed(self._passes), thread)
 
     def begin(self, codes: PhaseCodes) -> None:
-        """Begin a pass: an update that is still open was left by an exception."""
-        if self.updating and (abandoned := self.updating.get(get_ident())) is not None:
-            abandoned.cut()
+        """Begin a pass: an update that is still open and runs no closure was left by an exception."""
+        if self.updating:
+            update = self.updating.get(get_ident())
+            if update is not None and not update.runs_closure:
+                update.cut()
         self.mark(codes.begin)
 
     def begin_backward(self, *, accumulates: bool) -> bool:
@@ -146,6 +180,9 @@ class TorchMarks:
         if not self.watches or thread in self._passes or graph_task() != -1:
             return False
         self._has_begun_backward.add(thread)
+        if accumulates:
+            self.backwards += 1
+            self.has_gradients = True
         codes = self._backward_codes("backward" if accumulates else "gradient", thread)
         self._passes[thread] = _Pass(codes)
         self.begin(codes)
@@ -202,9 +239,14 @@ class UpdateMarks:
     """Marks the steps of one optimizer by its step hooks and, under a `GradScaler`, around the scaler's calls. One
     update is open at a time in a thread."""
 
-    def __init__(self, marks: TorchMarks, codes: PhaseCodes, optimizer: Any) -> None:
-        """Hooks the optimizer, instead of what marked its steps for the same meter before."""
+    def __init__(self, marks: TorchMarks, codes: PhaseCodes, optimizer: Any, *, nests_closures: bool = True) -> None:
+        """Hooks the optimizer, instead of what marked its steps for the same meter before. Without ``nests_closures``
+        the first call of a closure never lies in the update."""
         self.marks = marks
+        self.runs_closure = False
+        """Whether the update that is open runs its closure: passes inside are a part of it."""
+        self._nests_closures = nests_closures
+        self._backwards_before, self._is_stepped = marks.backwards, False
         self._codes = codes
         self._name = type(optimizer).__name__
         self._is_held = False
@@ -224,15 +266,24 @@ class UpdateMarks:
     def close(self) -> None:
         for hook in self._hooks:
             hook.remove()
+        count = self.marks.backwards - self._backwards_before
+        if count and not self._is_stepped:
+            self.marks.note(
+                f"{WATCH}backward ran {_times(count)}, and the step of the watched {self._name} was never called: "
+                "no update of it is marked, and where no other is stepped, passes are not counted as batches; "
+                'watch the optimizer whose step is called, or mark each step with meter.phase("iteration")'
+            )
 
     def before_step(
         self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        """The optimizer's step pre-hook. With a closure, the update begins when the closure returns: the forward and
-        backward in it are phases of their own."""
+        """The optimizer's step pre-hook. With a closure that makes the gradients, the update begins when that returns:
+        the forward and backward in it are phases of their own. What it is called for after that, or with gradients that
+        are there already (by sharpness-aware methods), lies in the update."""
         if is_compiling():
             return None
-        if self._depth and _calls_of(optimizer, "wrapper") > 1:
+        self._is_stepped = True
+        if self._depth and _calls_of(id(optimizer), "wrapper") > 1:
             self._depth += 1
             return None
         if not self._is_held:
@@ -240,11 +291,13 @@ class UpdateMarks:
         self._depth = 1
         if self._is_held:
             return None
-        if callable(kwargs.get("closure")):
+        by_name, by_place = callable(kwargs.get("closure")), len(args) > 1 and callable(args[1])
+        if not (by_name or by_place) or (self._nests_closures and self.marks.has_gradients):
+            self._begin()
+        if by_name:
             return args, {**kwargs, "closure": self._around(kwargs["closure"])}
-        if len(args) > 1 and callable(args[1]):
+        if by_place:
             return (args[0], self._around(args[1]), *args[2:]), kwargs
-        self._begin()
         return None
 
     def after_step(self, _optimizer: Any, _args: Any, _kwargs: Any) -> None:
@@ -258,10 +311,15 @@ class UpdateMarks:
 
     def _around(self, closure: Callable[[], Any]) -> Callable[[], Any]:
         def marked() -> Any:
-            self._end()
-            result = closure()
-            self._begin()
-            return result
+            if self.marks.updating.get(get_ident()) is not self:
+                result = closure()
+                self._begin()
+                return result
+            self.runs_closure = True
+            try:
+                return closure()
+            finally:
+                self.runs_closure = False
 
         return marked
 
@@ -278,6 +336,7 @@ class UpdateMarks:
         if self.marks.updating.get(get_ident()) is not self:
             return False
         del self.marks.updating[get_ident()]
+        self.marks.has_gradients = False
         self.marks.mark(self._codes.end if code is None else code)
         return True
 
@@ -292,6 +351,7 @@ class UpdateMarks:
     def hold(self) -> None:
         """``scaler.unscale_(optimizer)`` or ``scaler.step(optimizer)`` begins: the update is open from the first of
         them to the end of the scaler's step."""
+        self._is_stepped = True
         if not (self._is_held and self.marks.updating.get(get_ident()) is self):
             self._begin()
             self._is_held, self._has_stepped = True, False
@@ -311,11 +371,12 @@ def _updates_of(optimizer: Any) -> list[UpdateMarks]:
     return [owner for hook in hooks if isinstance(owner := getattr(hook, "__self__", None), UpdateMarks)]
 
 
-def _calls_of(owner: object, name: str) -> int:
-    """How many calls of functions of this name, with ``owner`` as ``self``, this runs inside. For rare cases only."""
+def _calls_of(owner: int, name: str) -> int:
+    """How many calls of functions of this name, with the object at the address ``owner`` as ``self``, this runs inside.
+    For rare cases only."""
     frame, calls = sys._getframe(1), 0
     while frame is not None:
-        calls += frame.f_code.co_name == name and frame.f_locals.get("self") is owner
+        calls += frame.f_code.co_name == name and id(frame.f_locals.get("self")) == owner
         frame = frame.f_back  # type: ignore[assignment]
     return calls
 
@@ -327,6 +388,10 @@ def _calls_of(owner: object, name: str) -> int:
 def _patch_torch() -> None:
     torch.autograd.backward = _marked_pass(torch.autograd.backward, accumulates=True)
     torch.autograd.grad = _marked_pass(torch.autograd.grad, accumulates=False)
+    module: Any = nn.Module
+    module.compile = _marked_compile(module.compile)
+    wrapper: Any = OptimizedModule
+    wrapper.__call__ = _marked_wrapper(wrapper.__call__)
     scaler: Any = torch.amp.GradScaler
     scaler.step = _marked_scaler(scaler.step, UpdateMarks.end_scaled_step)
     scaler.unscale_ = _marked_scaler(scaler.unscale_, lambda updates: None)
@@ -354,6 +419,46 @@ def _marked_pass(original: _Function, *, accumulates: bool) -> _Function:
         return result
 
     return marked
+
+
+def _marked_compile(original: _Function) -> _Function:
+    """``model.compile()`` compiles the hooks too, where they mark nothing: the call around them is marked."""
+
+    @functools.wraps(original)
+    def compiling(model: nn.Module, *args: Any, **kwargs: Any) -> None:
+        found = _passes_of(model)
+        original(model, *args, **kwargs)
+        for passes in found:
+            passes.hook_compiled(model)
+
+    return compiling
+
+
+def _marked_wrapper(original: _Function) -> _Function:
+    """The call of what `torch.compile` returns, around a watched model: a trainer may have made it."""
+
+    @functools.wraps(original)
+    def marked(wrapper: Any, *args: Any, **kwargs: Any) -> Any:
+        if is_compiling() or not _meters or _passes_of(wrapper):
+            return original(wrapper, *args, **kwargs)
+        call: _Function = functools.partial(original, wrapper)
+        model, found = next(((m, found) for m in _inner_models(wrapper) if (found := _passes_of(m))), (wrapper, []))
+        for passes in found:
+            call = functools.partial(passes.around, model, call)
+        return call(*args, **kwargs)
+
+    return marked
+
+
+def _inner_models(model: nn.Module) -> Iterator[nn.Module]:
+    """The models inside a wrapper that calls them in its own thread, the outermost first."""
+    inner: nn.Module | None = model
+    while inner is not None:
+        names = ("module",) if isinstance(inner, nn.parallel.DistributedDataParallel) else _WRAPPERS
+        modules = inner._modules
+        inner = next((modules[name] for name in names if name in modules), None)
+        if inner is not None:
+            yield inner
 
 
 def _recomputing(original: _Function) -> _Function:
@@ -408,8 +513,26 @@ def _reduced(hooks: OrderedDict[Any, Any]) -> str | tuple[Any, ...]:
     """How an `OrderedDict` is copied and pickled: as ever, but without hooks of powerd. `copy`, every pickler and so
     `torch.save` ask for it, whatever the model's or optimizer's class does of its own when it is copied."""
     if any(map(_is_ours, hooks.values())):
+        _note_sent(hooks)
         hooks = OrderedDict((key, value) for key, value in hooks.items() if not _is_ours(value))
     return hooks.__reduce__()
+
+
+def _note_sent(hooks: OrderedDict[Any, Any]) -> None:
+    """Keep in mind that what these hooks watch is sent to a child process, if it is."""
+    context: Any = sys.modules.get("multiprocessing.context")
+    if context is not None and context.get_spawning_popen() is not None:
+        for hook in filter(_is_ours, hooks.values()):
+            (hook if type(hook) is Hook else hook.__self__).marks.was_sent = True
+
+
+def _disown_all() -> None:
+    for marks in _meters:
+        marks.disown()
+    _meters.clear()
+
+
+os.register_at_fork(after_in_child=_disown_all)
 
 
 def _without_hooks(original: _Function) -> _Function:
@@ -440,10 +563,15 @@ def _without_hooks(original: _Function) -> _Function:
 class Hook:
     """A callable of which copies and files have nothing. What it fails at is told, not raised."""
 
-    __slots__ = ("_call", "_marks")
+    __slots__ = ("_call", "marks")
 
     def __init__(self, call: Callable[..., Any], marks: TorchMarks) -> None:
-        self._call, self._marks = call, marks
+        self._call, self.marks = call, marks
+
+    @property
+    def owner(self) -> object:
+        """Whose method it calls."""
+        return getattr(self._call, "__self__", None)
 
     def __call__(self, *args: Any) -> None:
         # Traced by torch.compile, this is a constant: no graph break, no guard, no mark.
@@ -452,53 +580,110 @@ class Hook:
         try:
             self._call(*args)
         except Exception as error:  # noqa: BLE001  (a training step must not fail for its measurement)
-            self._marks.note(f"a hook failed, and phases may be missing: {type(error).__name__}: {error}")
+            self.marks.note(f"a hook failed, and phases may be missing: {type(error).__name__}: {error}")
 
 
 class ForwardPasses:
-    """The forward passes of one model: ``forward`` in training, ``evaluation`` without gradients or in eval mode."""
+    """The forward passes of one model: ``forward`` in training, ``evaluation`` without gradients or in eval mode.
 
-    def __init__(self, marks: TorchMarks, attributes: Mapping[str, Attribute]) -> None:
+    With ``only_training`` evaluations are not marked. Where several models share ``calls``, only the outermost one of
+    those that are called within each other is marked.
+    """
+
+    def __init__(
+        self,
+        marks: TorchMarks,
+        attributes: Mapping[str, Attribute],
+        name: str,
+        *,
+        calls: dict[int, list[_Call]] | None = None,
+        only_training: bool = False,
+    ) -> None:
         self._marks = marks
-        self._attributes = attributes
-        self._forward = marks.codes("forward", attributes)
-        self._evaluation = marks.codes("evaluation", attributes)
-        self._open: dict[int, list[PhaseCodes | bool]] = {}
-        """By thread: what each call of the module that has not returned has begun; True for a recomputation."""
+        self._name = name
+        self._kinds = PassKinds(marks, attributes)
+        self._only_training = only_training
+        self._has_trained = self._is_called = False
+        self._backwards_before = marks.backwards
+        self._calls: dict[int, list[_Call]] = {} if calls is None else calls
+        """By thread: each call of the module that has not returned."""
+        self._watch: Watch | None = None
+        self._enter_surely = Hook(functools.partial(self.enter, caller=_SURE), marks)
 
-    def enter(self, module: nn.Module, _args: object = None) -> None:
-        """The module is called."""
-        stack = self._open.setdefault(get_ident(), [])
-        if stack and _calls_of(module, "_call_impl") > 1:
-            stack.append(False)
+    def enter(
+        self, module: nn.Module, args: Any = (), kwargs: Mapping[str, Any] = _NOTHING, *, caller: int | None = None
+    ) -> None:
+        """The module is called; ``caller``: what ends the call, where that is not the module's own hook."""
+        calls = self._calls.setdefault(get_ident(), [])
+        owner = id(module) if caller is None else caller
+        if calls and self._is_within(calls[0].owner, id(module)):
+            calls.append(_Call(False, owner))
             return
-        while stack:  # an interrupt left it: only exceptions that are an Exception reach a hook
+        while calls:  # an interrupt left it: only exceptions that are an Exception reach a hook
             self.leave(failed=True)
         if graph_task() != -1:
-            stack.append(self._marks.begin_recompute())
+            calls.append(_Call(self._marks.begin_recompute(), owner))
             return
-        codes = self._evaluation
-        if module.training and torch.is_grad_enabled():
-            codes = self._forward
-            self._marks.run_forward(self._attributes)
+        self._is_called = True
+        with_gradients = torch.is_grad_enabled()
+        self._has_trained = self._has_trained or with_gradients
+        is_training = module.training and with_gradients
+        if self._only_training and not is_training:
+            calls.append(_Call(False, owner))
+            return
+        codes, attributes = self._kinds.of(args, kwargs, is_training=is_training)
+        if is_training:
+            self._marks.run_forward(attributes)
         self._marks.begin(codes)
-        stack.append(codes)
+        calls.append(_Call(codes, owner))
+
+    @staticmethod
+    def _is_within(outermost: int, module: int) -> bool:
+        """Whether the outermost call goes on, so that one of a module is within it."""
+        return outermost == _SURE or _calls_of(outermost, "_call_impl") > (outermost == module)
 
     def leave(self, *, failed: bool) -> None:
         """The module has returned or raised."""
-        stack = self._open.get(get_ident())
-        begun = stack.pop() if stack else False
+        calls = self._calls.get(get_ident())
+        begun = calls.pop().begun if calls else False
         if isinstance(begun, PhaseCodes):
             self._marks.mark(begun.cut if failed else begun.end)
         elif begun:
             self._marks.end_recompute()
 
+    def around(self, module: nn.Module, call: _Function, *args: Any, **kwargs: Any) -> Any:
+        """``call(*args, **kwargs)``, marked as the call of a module that it calls where no hook sees that."""
+        self._enter_surely(module, args, kwargs)
+        calls = self._calls[get_ident()]
+        own = len(calls)
+        failed = True
+        try:
+            result = call(*args, **kwargs)
+            failed = False
+        finally:
+            del calls[own:]
+            self.leave(failed=failed)
+        return result
+
     def hook(self, watch: Watch, model: nn.Module) -> None:
-        """Hook the model. One compiled in place runs its hooks inside the compiled code; its call is what lies
-        outside."""
+        """Hook the model, and those inside a wrapper: a training may call them. One compiled in place runs its hooks
+        inside the compiled code; its call is what lies outside."""
+        self._watch = watch
+        for module in (model, *_inner_models(model)):
+            if module._compiled_call_impl is not None:
+                self.hook_compiled(module)
+            else:
+                after = self._after_call
+                watch.hook(module, self.enter, after, with_kwargs=self._kinds.sees_sizes)
+
+    def _after_call(self, _module: object, _args: object, output: object) -> None:
+        self.leave(failed=_has_failed(output))
+
+    def hook_compiled(self, model: nn.Module) -> None:
+        """Mark around the compiled call of a model that is or was compiled in place."""
         compiled: Any = model._compiled_call_impl
-        if compiled is None:
-            watch.hook(model, self.enter, lambda _module, _args, output: self.leave(failed=_has_failed(output)))
+        watch = self._watch
+        if watch is None or compiled is None:
             return
 
         def undo() -> None:
@@ -509,6 +694,31 @@ class ForwardPasses:
         model._compiled_call_impl = marked
         watch.on_remove(undo)
 
+    def tell_unseen(self) -> None:
+        """Tell of backward passes with no forward before them, when the watch ends."""
+        count = self._marks.backwards - self._backwards_before
+        if count and not self._has_trained:
+            self._marks.note(
+                f"{WATCH}backward ran {_times(count)}, the watched {self._name} never: its forward cannot be seen; "
+                'watch what the training calls, or mark its forward with meter.phase("forward")'
+            )
+        self._kinds.tell_unknown(self._name)
+
+    def tell_idle(self) -> None:
+        """Tell of a model with which nothing was done in this process, when the meter is closed."""
+        if self._marks.backwards == self._backwards_before and (not self._is_called or self._marks.was_sent):
+            what = "was sent to child processes and not trained here" if self._is_called else "was never called here"
+            self._marks.note(f"{WATCH}the watched {self._name} {what}, and backward never ran: {_IN_CHILDREN}")
+
+
+class _Call(NamedTuple):
+    """A call of a model that has not returned."""
+
+    begun: PhaseCodes | bool
+    """The phase that it has begun; True for a recomputation, False for nothing."""
+    owner: int
+    """The module, as its address, whose call ends it; `_SURE` for one that ends whatever is raised."""
+
 
 class CompiledCall:
     """The call of a model that was compiled in place, with marks around it. PyTorch leaves it out of what it copies and
@@ -516,25 +726,130 @@ class CompiledCall:
 
     def __init__(self, passes: ForwardPasses, model: nn.Module, compiled: _Function) -> None:
         self.model = weakref.ref(model)
-        self._passes = passes
+        self.passes = passes
         self._compiled = compiled
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if (owner := self.model()) is not None:
-            self._passes.enter(owner)
-        failed = True
-        try:
-            result = self._compiled(*args, **kwargs)
-            failed = False
-        finally:
-            self._passes.leave(failed=failed)
-        return result
+        owner = self.model()
+        if owner is None:
+            return self._compiled(*args, **kwargs)
+        return self.passes.around(owner, self._compiled, *args, **kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Function:
         return copy.deepcopy(self._compiled, memo)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return self._compiled.__reduce_ex__(protocol)
+
+
+def _passes_of(model: nn.Module) -> list[ForwardPasses]:
+    """What marks the calls of a model, of each meter that watches it."""
+    hooks = [hook.owner for hook in model._forward_pre_hooks.values() if type(hook) is Hook]
+    call = model._compiled_call_impl
+    while isinstance(call, CompiledCall):
+        hooks.append(call.passes)
+        call = call._compiled
+    return [owner for owner in hooks if isinstance(owner, ForwardPasses)]
+
+
+class PassKinds:
+    """The kinds of a model's passes by their size: by the input, how many samples each has.
+
+    The stated ``batch_size`` is that of training. An evaluation has the size of its first pass. A pass of another size
+    says so by the attribute `SAMPLES`. Which dimension of the input counts samples the first pass of the stated size
+    says; where none has it, passes in training count as stated, and evaluations have no size.
+    """
+
+    MOST_LOOKS = 100
+    """Passes in which the dimension is looked for."""
+
+    def __init__(self, marks: TorchMarks, attributes: Mapping[str, Attribute]) -> None:
+        self._marks, self._attributes = marks, dict(attributes)
+        stated = attributes.get("batch_size")
+        self._stated = stated if isinstance(stated, int) and not isinstance(stated, bool) and stated > 0 else 0
+        self.sees_sizes = self._stated > 0
+        self._place: _Place | None = None
+        self._looks = 0
+        self._seen = ""
+        """The size of the first input, in words."""
+        self._of_evaluation = 0
+        self._kinds: dict[tuple[bool, int], tuple[PhaseCodes, Mapping[str, Attribute]]] = {}
+        self._trained = marks.codes("forward", attributes), attributes
+        self._evaluated = marks.codes("evaluation", attributes), attributes
+
+    def of(
+        self, args: Any, kwargs: Mapping[str, Any], *, is_training: bool
+    ) -> tuple[PhaseCodes, Mapping[str, Attribute]]:
+        """The codes and attributes of a pass with this input."""
+        if not self.sees_sizes:
+            return self._trained if is_training else self._evaluated
+        size = self._size(args, kwargs)
+        if is_training and size in (0, self._stated):
+            return self._trained
+        kind = self._kinds.get((is_training, size))
+        if kind is None:
+            kind = self._kinds[is_training, size] = self._make(size, is_training=is_training)
+        return kind
+
+    def _size(self, args: Any, kwargs: Mapping[str, Any]) -> int:
+        """The samples of an input, 0 where they are not known."""
+        if self._place is None:
+            if self._looks == self.MOST_LOOKS:
+                return 0
+            self._looks += 1
+            sizes = list(_sizes(args, kwargs))
+            self._place = next((place for place, size in sizes if size == self._stated), None)
+            self._seen = self._seen or " x ".join(str(size) for place, size in sizes if place[:2] == sizes[0][0][:2])
+        return 0 if self._place is None else _size_at(self._place, args, kwargs)
+
+    def _make(self, size: int, *, is_training: bool) -> tuple[PhaseCodes, Mapping[str, Attribute]]:
+        attributes = dict(self._attributes)
+        if not is_training:
+            self._of_evaluation = self._of_evaluation or size
+            attributes["batch_size"] = self._of_evaluation
+        if size == 0:
+            del attributes["batch_size"]
+        elif size != attributes["batch_size"]:
+            attributes[SAMPLES] = size
+        return self._marks.codes("forward" if is_training else "evaluation", attributes), attributes
+
+    def tell_unknown(self, name: str) -> None:
+        """Tell that no input had the stated size."""
+        if self._looks and self._place is None:
+            had = f"the first had {self._seen}" if self._seen else "it has no tensor that could say"
+            self._marks.note(
+                f"{WATCH}batch_size={self._stated} is stated, and no input of {name} has such a dimension ({had}): "
+                "samples of the training are counted as stated, evaluations have none"
+            )
+
+
+_Place = tuple[Any, Any, int]
+"""Where an input says its size: the argument, the key in it where it is a mapping, and the dimension."""
+
+
+def _sizes(args: Any, kwargs: Mapping[str, Any]) -> Iterator[tuple[_Place, int]]:
+    """The sizes of all dimensions of an input: of tensors, of those in mappings, and the lengths of lists."""
+    for key, value in (*enumerate(args), *kwargs.items()):
+        for inner, item in value.items() if isinstance(value, Mapping) else ((None, value),):
+            if isinstance(item, Tensor):
+                yield from (((key, inner, at), size) for at, size in enumerate(item.shape))
+            elif isinstance(item, list | tuple):
+                yield (key, inner, 0), len(item)
+
+
+def _size_at(place: _Place, args: Any, kwargs: Mapping[str, Any]) -> int:
+    """The size there, 0 where the input has no such place."""
+    key, inner, dimension = place
+    try:
+        item = args[key] if isinstance(key, int) else kwargs[key]
+        item = item if inner is None else item[inner]
+        return int(item.size(dimension)) if isinstance(item, Tensor) else len(item)
+    except (LookupError, TypeError):
+        return 0
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count:,} times"
 
 
 def _has_failed(output: object) -> bool:
@@ -601,6 +916,8 @@ class Watch:
     def __init__(self, marks: TorchMarks | None, model: nn.Module, loader: Iterable[Any] | None) -> None:
         self.loader = loader
         """The loader that was given, with its waits marked as ``data``."""
+        self.passes: ForwardPasses | None = None
+        """What marks the model's own passes."""
         self._undo: list[Callable[[], object]] = []
         self._marks = marks
         name = type(model).__name__
@@ -617,14 +934,20 @@ class Watch:
         """What `remove` shall do, in the reverse order."""
         self._undo.append(undo)
 
-    def hook(self, module: nn.Module, enter: Callable[..., Any], leave: Callable[..., Any]) -> None:
-        """Call ``enter(module, args)`` before everything else that hooks the module, and ``leave(module, args,
-        output)`` also when it raises."""
+    def hook(
+        self, module: nn.Module, enter: Callable[..., Any], leave: Callable[..., Any], *, with_kwargs: bool = False
+    ) -> None:
+        """Call ``enter(module, args)`` before everything else that hooks the module (``enter(module, args, kwargs)``
+        with ``with_kwargs``), and ``leave(module, args, output)`` also when it raises."""
         assert self._marks is not None
         if isinstance(module, torch.jit.ScriptModule):
             self._marks.note("scripted modules take no hooks: their forward is not marked (mark it with meter.phase)")
             return
-        self.on_remove(module.register_forward_pre_hook(Hook(enter, self._marks), prepend=True).remove)
+        first = Hook(enter, self._marks)
+        handle = module.register_forward_pre_hook(first, prepend=True, with_kwargs=with_kwargs)
+        if with_kwargs:
+            module._forward_pre_hooks_with_kwargs[handle.id] = first  # type: ignore[assignment]  # as below
+        self.on_remove(handle.remove)
         last = Hook(leave, self._marks)
         handle = module.register_forward_hook(last, always_call=True)
         module._forward_hooks_always_called[handle.id] = last  # type: ignore[assignment]  # known as powerd's when copied
@@ -656,6 +979,7 @@ def watch(
     loader: Iterable[Any] | None = None,
     communication: bool = True,
     passes: bool = True,
+    nests_closures: bool = True,
 ) -> Watch:
     """See `Meter.watch`. Without ``passes`` the caller marks forward and evaluation itself; without ``marks`` nothing
     is recorded."""
@@ -668,13 +992,15 @@ def watch(
     for earlier in [w for w in list(marks.watches) if w.model() is model]:
         earlier.remove()
     if "model" not in attributes:
-        attributes = {**attributes, MODEL_BY_CLASS: _class_and_size(model)}
+        attributes = {**attributes, MODEL_BY_CLASS: _label(marks, model)}
     marks.watches[watch] = attributes
     watch.on_remove(lambda: marks.watches.pop(watch, None))
     if layers:  # first, so that the hooks of the model itself lie around those of a model that is one layer
         _hook_layers(watch, marks, model, attributes)
     if passes:
-        ForwardPasses(marks, attributes).hook(watch, model)
+        watch.passes = ForwardPasses(marks, attributes, type(_unwrapped(model)).__name__)
+        watch.on_remove(watch.passes.tell_unseen)
+        watch.passes.hook(watch, model)
     if communication and has_distributed():
         from powerd_client.ddp import mark_communication
 
@@ -683,22 +1009,39 @@ def watch(
             watch.on_remove(end)
     for number, optimizer in enumerate(unwrapped):
         own = {**attributes, "optimizer": number} if len(unwrapped) > 1 else attributes
-        watch.on_remove(UpdateMarks(marks, marks.codes("update", own), optimizer).close)
+        updates = UpdateMarks(marks, marks.codes("update", own), optimizer, nests_closures=nests_closures)
+        watch.on_remove(updates.close)
     return watch
 
 
-def _class_and_size(model: nn.Module) -> str:
-    """What a model is called that nobody named: its class, and how many parameters it has, as ``ResNet-21.8M``."""
+def _label(marks: TorchMarks, model: nn.Module) -> str:
+    """What a model is called that nobody named: its class and size, with a number where one that is watched beside it
+    is called the same."""
+    taken = {own.get(MODEL_BY_CLASS) for own in marks.watches.values()}
+    name = _class_and_size(model)
+    numbered = (f"{name} #{number}" for number in count(2))
+    return name if name not in taken else next(label for label in numbered if label not in taken)
+
+
+def _unwrapped(model: Any) -> nn.Module:
+    """The model inside what `torch.compile`, DDP and DataParallel make of it."""
     model = getattr(model, "_orig_mod", model)
-    if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
-        model = model.module
+    inner: nn.Module = (
+        model.module if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel) else model
+    )
+    return inner
+
+
+def _class_and_size(model: nn.Module) -> str:
+    """The class of a model, and how many parameters it has, as ``ResNet-21.8M``."""
+    model = _unwrapped(model)
     name = type(model).__name__.removeprefix("FSDP")
     try:
-        count = sum(parameter.numel() for parameter in model.parameters())
+        total = sum(parameter.numel() for parameter in model.parameters())
     except Exception:  # noqa: BLE001  (a lazy module's parameters have no size yet)
         return name
-    unit, size = next(((u, n) for u, n in (("B", 1e9), ("M", 1e6), ("k", 1e3)) if count >= n), ("", 1.0))
-    return f"{name}-{float(f'{count / size:.3g}'):g}{unit}"
+    unit, size = next(((u, n) for u, n in (("B", 1e9), ("M", 1e6), ("k", 1e3)) if total >= n), ("", 1.0))
+    return f"{name}-{float(f'{total / size:.3g}'):g}{unit}"
 
 
 def unwrapped_optimizer(optimizer: Any, asks: str) -> Any:
