@@ -17,7 +17,8 @@ from pathlib import Path
 
 from common import machine, options, progress
 
-REFUSED = "refused"
+REFUSED, NO_TABLE = "refused", "no table"
+"""The lease was refused; the run has too few readings for a table."""
 EXAMPLE = Path(__file__).parents[1] / "examples/sim_training.py"
 
 
@@ -42,7 +43,7 @@ ROWS = (
     Row("override", CAP, ("overridden",)),
     Row("other-client", CAP, ("overridden",)),
     Row("driver-reload", CAP, ("overridden",)),
-    Row("lost", CAP, ("overridden", REFUSED)),
+    Row("lost", CAP, ("overridden", REFUSED, NO_TABLE)),
     Row("thermal", CAP, ("confounded",)),
     Row("brake", CAP, ("confounded",)),
     Row("clock-ignored", CLOCK, ("clock missed",)),
@@ -64,7 +65,7 @@ def verdict_of(row: Row, folder: Path, iterations: int) -> str:
     tables = [sys.executable, "-m", "powerd_analytics", "tables", str(out), "--format", "json"]
     printed = subprocess.run(tables, capture_output=True, text=True, check=False)
     if printed.returncode:
-        return f"no table: {printed.stderr.strip()[-300:]}"
+        return NO_TABLE
     verdicts = {r["verdict"] for r in json.loads(printed.stdout) if r["kind"] == "total" and r["is_held"]}
     return " / ".join(sorted(map(str, verdicts))) or "nothing held"
 

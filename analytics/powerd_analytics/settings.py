@@ -155,7 +155,10 @@ class Settings:
     def note_of_run(self, device: str) -> str:
         """What is to be said of a device over a whole recording: that its settings changed, and a power cap that an
         event states and its driver did not enforce."""
-        driver, begin_ns, end_ns = self._driver(device), self._run.begin_ns, self._run.end_ns
+        driver, phases = self._driver(device), self._run.phases
+        begin_ns, end_ns = self._run.begin_ns, self._run.end_ns
+        if len(phases):  # a lease that ended behind the training changed nothing for it
+            begin_ns, end_ns = int(phases.begin_ns.min()), int(phases.end_ns.max())
         cap_note = self.power_cap(device, begin_ns, end_ns, {})[1]
         changes = self._clock_changes(driver, begin_ns, end_ns)
         return joined(self._held_note(device), cap_note, *changes, self._contradiction(driver))

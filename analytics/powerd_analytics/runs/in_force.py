@@ -169,14 +169,37 @@ def _levels(watts: Sequence[float]) -> Iterator[tuple[int, int]]:
     yield first, last
 
 
-def stated_steps(t_ns: Sequence[int], values: Sequence[float | None]) -> Steps:
-    """The steps that events state, in the order of their times: from each moment on. Before, nothing is set (0)."""
+@dataclass(frozen=True, slots=True)
+class Stated:
+    """What an event states of a knob: from when on, what was enforced, and until when the device may take to follow."""
+
+    t_ns: int
+    value: float | None
+    settled_ns: int
+
+
+def stated_steps(stated: Sequence[Stated]) -> Steps:
+    """The steps that events state, in the order of their times. Before the first nothing is set (0)."""
     levels, changes = [0.0], []
-    for t, value in zip(t_ns, values, strict=True):
-        if (value or 0.0) != levels[-1]:
-            levels.append(value or 0.0)
-            changes.append((t, t))
+    for event in stated:
+        if (event.value or 0.0) != levels[-1]:
+            levels.append(event.value or 0.0)
+            changes.append((event.t_ns, event.settled_ns))
     return Steps(tuple(levels), tuple(changes))
+
+
+def timed_by(stated: Sequence[Stated], steps: Steps) -> Steps:
+    """The steps of a driver's readings with their changes where events say when they were: a driver that is asked once
+    a second knows them to a second. A change of which no event tells, or several, stays as it was read."""
+    changes = []
+    for (before_ns, after_ns), value in zip(steps.changes_ns, steps.values[1:], strict=True):
+        told = [e for e in stated if before_ns <= e.t_ns <= after_ns and _is(e.value, value)]
+        changes.append((told[0].t_ns, told[0].settled_ns) if len(told) == 1 else (before_ns, after_ns))
+    return Steps(steps.values, tuple(changes))
+
+
+def _is(value: float | None, watts: float) -> bool:
+    return value is not None and abs(value - watts) <= TOLERANCE_W
 
 
 @dataclass(frozen=True, slots=True)

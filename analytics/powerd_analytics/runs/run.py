@@ -20,11 +20,13 @@ from numpy.typing import NDArray
 
 from powerd_analytics.runs.in_force import (
     ENFORCED_CAP,
+    Stated,
     Steps,
     Timeline,
     enforced_name,
     stated_steps,
     steps_of,
+    timed_by,
     without_repeats,
 )
 from powerd_analytics.runs.nesting import nested
@@ -330,11 +332,13 @@ def _steps(group: h5py.Group, lines: Iterable[RunLine], clocks: Mapping[str, Run
 
 def _timeline(caps: Mapping[str, Steps], events: Sequence[Event], phases: Phases) -> Timeline:
     """What was enforced: of a power cap as its driver tells all along, else as events state."""
-    stated: dict[tuple[str, str], list[tuple[int, float | None]]] = {}
+    stated: dict[tuple[str, str], list[Stated]] = {}
     for t_ns, setting in stated_settings(events):
         key = enforced_name(setting.knob, setting.unit), setting.device
-        stated.setdefault(key, []).append((t_ns, setting.enforced))
-    steps = {key: stated_steps(*zip(*own, strict=True)) for key, own in stated.items()}
+        event = Stated(t_ns, setting.enforced, t_ns + round(1e9 * setting.settle_s))
+        stated.setdefault(key, []).append(event)
+    steps = {key: stated_steps(own) for key, own in stated.items()}
+    caps = {device: timed_by(stated.get((ENFORCED_CAP, device), ()), own) for device, own in caps.items()}
     by_event = {device: s for (name, device), s in steps.items() if name == ENFORCED_CAP}
     others = {key: s for key, s in steps.items() if key[0] != ENFORCED_CAP}
     within = (int(phases.begin_ns.min()), int(phases.end_ns.max())) if len(phases) else (0, 0)

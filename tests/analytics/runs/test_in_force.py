@@ -6,7 +6,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from make_run import S
 
-from powerd_analytics.runs.in_force import CHANGING, MOST_SETTINGS, Enforced, Steps, Timeline, steps_of, without_repeats
+from powerd_analytics.runs.in_force import (
+    CHANGING,
+    MOST_SETTINGS,
+    Enforced,
+    Stated,
+    Steps,
+    Timeline,
+    stated_steps,
+    steps_of,
+    timed_by,
+    without_repeats,
+)
 
 BEFORE, BEHIND = -(10**15), 10**15
 
@@ -80,3 +91,25 @@ def test_a_limit_that_wanders_parts_nothing():
     t_ns = np.arange(len(many), dtype=np.int64) * S
     assert len(Timeline.of({"gpu0": steps_of(t_ns[:-2], many[:-2])}).settings) == MOST_SETTINGS
     assert not Timeline.of({"gpu0": steps_of(t_ns, many)}).settings
+
+
+class TestEvents:
+    READ = Steps((260.0, 200.0, 260.0), ((1_000, 2_000), (5_000, 6_000)))
+
+    def test_a_change_is_where_its_event_says(self):
+        stated = [Stated(1_400, 200.0, 1_500), Stated(5_100, 260.0, 5_900)]
+        assert timed_by(stated, self.READ).changes_ns == ((1_400, 1_500), (5_100, 5_900))
+
+    def test_one_of_which_no_event_tells_or_several_stays_as_it_was_read(self):
+        for stated in (
+            [],
+            [Stated(1_400, 180.0, 1_400)],
+            [Stated(900, 200.0, 900)],
+            [Stated(1_400, 200.0, 1_400), Stated(1_600, 200.0, 1_600)],
+            [Stated(1_400, None, 1_400)],
+        ):
+            assert timed_by(stated, self.READ) == self.READ
+
+    def test_what_events_alone_state_takes_its_time_to_settle(self):
+        steps = stated_steps([Stated(10, 1200.0, 60), Stated(500, None, 500)])
+        assert steps == Steps((0.0, 1200.0, 0.0), ((10, 60), (500, 500)))
