@@ -157,7 +157,8 @@ class Settings:
         event states and its driver did not enforce."""
         driver, phases = self._driver(device), self._run.phases
         begin_ns, end_ns = self._run.begin_ns, self._run.end_ns
-        if len(phases):  # a lease that ended behind the training changed nothing for it
+        if len(phases) and any(s.device == driver for _, s in self._events):
+            # A lease that ended behind the training changed nothing for it.
             begin_ns, end_ns = int(phases.begin_ns.min()), int(phases.end_ns.max())
         cap_note = self.power_cap(device, begin_ns, end_ns, {})[1]
         changes = self._clock_changes(driver, begin_ns, end_ns)

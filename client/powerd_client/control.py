@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import socket
 import threading
 import time
@@ -20,6 +19,7 @@ from typing import Any, Protocol
 
 from powerd_client.hostclock import now_ns
 from powerd_client.log import tell
+from powerd_client.readiness import is_readable
 from powerd_client.visible_gpus import usable_gpus
 from powerd_core.errors import ConfigError, ControlDenied, ControlError, LeaseHeld, PeerError, PeerTimeout, WireError
 from powerd_core.keys import control_url
@@ -118,9 +118,7 @@ class HelperSocket:
 
     def wait(self, timeout_s: float) -> bool:
         # The helper says nothing unasked: what can be read is its end, or an answer to another thread.
-        poll = select.poll()
-        poll.register(self._socket, select.POLLIN | select.POLLHUP)
-        return bool(poll.poll(timeout_s * 1e3))
+        return is_readable(self._socket.fileno(), timeout_s)
 
     def is_gone(self) -> bool:
         try:

@@ -11,7 +11,6 @@ import json
 import logging
 import mmap
 import os
-import select
 import stat
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +20,7 @@ from powerd_client.hostclock import now_ns, started
 from powerd_client.local_powerd import LocalDaemon
 from powerd_client.ownership import open_own
 from powerd_client.ranks import training_here
+from powerd_client.readiness import is_readable, is_writable
 from powerd_core.text import printable
 
 MAX_TEXT = 500
@@ -105,7 +105,7 @@ class UserHandler(logging.Handler):
         """Print lines; whether that could be done."""
         # A reader that does not read must not stop the recorder.
         with contextlib.suppress(OSError, ValueError):
-            if self._descriptor is not None and select.select([], [self._descriptor], [], 0)[1]:
+            if self._descriptor is not None and is_writable(self._descriptor):
                 return os.write(self._descriptor, f"{text}\n".encode()) > 0
         return False
 
@@ -188,7 +188,7 @@ class Orders:
     def _commands(self) -> list[dict[str, Any]]:
         """All that has come, without waiting."""
         commands: list[dict[str, Any]] = []
-        while not self.input_ended and select.select([0], [], [], 0)[0]:
+        while not self.input_ended and is_readable(0):
             data = os.read(0, 65536)
             self.input_ended = not data
             *lines, self._rest = (self._rest + data).split(b"\n")

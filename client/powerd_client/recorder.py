@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
-import select
 import signal
 import sys
 import time
@@ -22,6 +21,7 @@ import traceback
 
 from powerd_client.job import Inherited, Job, TrainerWatch, UserHandler, log, read_job, say, take_stderr
 from powerd_client.local_powerd import WINDOW_S, Attempts, LocalDaemon, local_sources, manner_of_death
+from powerd_client.readiness import is_readable
 from powerd_core.errors import PowerdError
 
 _ORDERLY = (0, 2)
@@ -77,7 +77,7 @@ class Guardian:
             if self.kept.trainer.is_gone():
                 self.kept.user.let_go()
             pause = _LOOK_S if self._fork_s is None else max(min(_LOOK_S, self._fork_s - time.monotonic()), 0)
-            if select.select([self._wake], [], [], pause)[0]:
+            if is_readable(self._wake, pause):
                 os.read(self._wake, 4096)
 
     def _ended(self) -> int | None:

@@ -36,6 +36,7 @@ from powerd_client.log import is_terminal, last_line, show, shown_path, tell
 from powerd_client.marks import MarkWriter
 from powerd_client.phase import check_seconds, mark_baseline, mark_whole
 from powerd_client.ranks import Rendezvous, rank_here
+from powerd_client.readiness import is_readable
 from powerd_core.errors import ConfigError, PeerError, PeerTimeout, PowerdError
 from powerd_core.keys import control_url
 
@@ -238,7 +239,7 @@ class Recording:
         assert self._process is not None
         assert self._process.stdout is not None
         descriptor = self._process.stdout.fileno()
-        if not select.select([descriptor], [], [], timeout_s)[0]:
+        if not is_readable(descriptor, timeout_s):
             return []
         data = os.read(descriptor, 65536)
         if not data:
