@@ -52,7 +52,8 @@ def _sums(run: Run, part: Part, whole: RunRow) -> Finding:
     top = as_range(p.parent < 0)
     begins, ends = merged(np.clip(p.begin_ns[top], begin, end), np.clip(p.end_ns[top], begin, end))
     rest = np.concatenate([[begin], ends]), np.concatenate([begins, [end]])
-    cuts = np.linspace(begin, end, _PIECES + 1).astype(np.int64)
+    # Times since 1970 are too long for a float.
+    cuts = begin + np.linspace(0, end - begin, _PIECES + 1).astype(np.int64)
     sums, sizes = np.zeros(4), np.zeros(4)
     for signal in part.signals:
         of_line = plain_j(signal, (np.array([begin]), np.array([end])), (begins, ends), rest, (cuts[:-1], cuts[1:]))

@@ -1,7 +1,10 @@
 """A run file out of a CSV of watts or joules with their times, and a CSV of phases, which other instruments wrote.
 
+Units come from the headings, or are asked for; what is not understood is refused: a wrong unit is a thousandfold joule.
 The readings become frames of a journal, as if a powerd had sent them, and `powerd_client.build` writes the run file.
 Codes are microwatts and microjoules, which hold what was written. What is wrong is a `ConfigError` that names the line.
+The rows are read here and not by pandas: numbers stay decimal (nanoseconds since 1970 are too long for a float), and
+errors have the number of the line.
 """
 
 from __future__ import annotations
@@ -12,15 +15,17 @@ import os
 import re
 import secrets
 import sys
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal, DecimalException
 from itertools import pairwise
 from math import isfinite
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any
+from unicodedata import normalize
 
 from powerd_client import journal as journals
 from powerd_client.build import read_contents, write_file
@@ -45,12 +50,79 @@ from powerd_core.model import (
     Stream,
 )
 from powerd_core.serde import to_document
+from powerd_core.text import printable
 from powerd_core.wire import Event, Message, encode
 
-POWERS = {"W": "1", "mW": "1e-3", "kW": "1e3"}
-ENERGIES = {"J": "1", "mJ": "1e-3", "kJ": "1e3", "Wh": "3600", "mWh": "3.6", "kWh": "3.6e6"}
-_WORDS = {unit.lower(): unit for unit in (*POWERS, *ENERGIES)} | {"watts": "W", "joules": "J"}
-_FAILED = {"", "nan", "n/a", "[n/a]"}
+_PREFIXES = {"u": ("micro", "1e-6"), "m": ("milli", "1e-3"), "": ("", "1"), "k": ("kilo", "1e3"), "M": ("mega", "1e6"),
+             "G": ("giga", "1e9")}  # fmt: skip
+_BASES = {"W": ("watt", "1"), "J": ("joule", "1"), "Ws": ("wattsecond", "1"), "Wh": ("watthour", "3600")}
+SCALES = {
+    prefix + base: Decimal(scale) * Decimal(of_base)
+    for base, (_, of_base) in _BASES.items()
+    for prefix, (_, scale) in _PREFIXES.items()
+}
+"""Watts or joules of one of each unit that a reading may have."""
+POWERS = tuple(unit for unit in SCALES if unit.endswith("W"))
+"""The others are energies, of a counter that only grows."""
+TIMES_NS = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9, "min": 60 * 10**9, "h": 3600 * 10**9, "d": 86400 * 10**9}
+_WORDS = {
+    "ns": "nsec nanosecond nanos", "us": "usec microsecond micros", "ms": "msec millisecond millis", "s": "sec second",
+    "min": "minute", "h": "hr hour", "d": "day",
+}  # fmt: skip
+
+
+def _spelled(words: Mapping[str, Collection[str]]) -> dict[str, tuple[str, ...]]:
+    """Units by their spellings without case: mW and MW share one."""
+    units: dict[str, tuple[str, ...]] = {}
+    for unit, others in words.items():
+        for spelling in {unit.casefold(), *others, *(f"{word}s" for word in others)}:
+            units[spelling] = (*units.get(spelling, ()), unit)
+    return units
+
+
+READING_UNITS = _spelled(
+    {prefix + base: [word + of_base]
+     for base, (of_base, _) in _BASES.items() for prefix, (word, _) in _PREFIXES.items()}
+    | {f"{prefix}Wh": [f"{word}watthour", f"{prefix.casefold()}whr"] for prefix, (word, _) in _PREFIXES.items()}
+)  # fmt: skip
+TIME_UNITS = _spelled({unit: words.split() for unit, words in _WORDS.items()})
+_WATT_HOURS = re.compile(
+    r"(?<![^\W\d_])((?:[kmug]|kilo|milli|micro|mega|giga)?w(?:atts?)?)[\s_.*·⋅∙×-]*"
+    r"(h(?:rs?|ours?)?|s(?:ec(?:ond)?s?)?)(?![^\W\d_])",
+    re.IGNORECASE,
+)
+"""Watt-hours and watt-seconds, whatever stands between the two."""
+
+_TIME_WORDS = {
+    "time",
+    "times",
+    "timestamp",
+    "timestamps",
+    "t",
+    "ts",
+    "date",
+    "datetime",
+    "elapsed",
+    "unixtime",
+    "walltime",
+}
+"""A column with one of them in its heading holds times."""
+_PLAIN_WORDS = _TIME_WORDS - {"date", "datetime"} | {
+    "begin", "end", "start", "since", "epoch", "unix", "wall", "host", "clock", "utc"
+}  # fmt: skip
+"""Numbers below a heading of these alone are seconds; any other word may be a unit that is not known here."""
+_LONGEST_UNSAID_NS = 10 * 10**9
+"""Readings farther apart are no seconds unless somebody says so: they are milliseconds or less."""
+_DEVICE_IDS = ("index", "gpu_index", "gpu_idx", "gpu_id", "device_index", "device_id", "uuid", "gpu_uuid", "pci_bus_id",
+               "gpu_bus_id", "serial", "gpu_serial")  # fmt: skip
+"""Headings of columns that say which device a row is of, as nvidia-smi and others write them."""
+_DEVICE_NAMES = ("gpu", "device", "card", "id", "gpu_name", "device_name", "name")
+"""Those that may say something else as well: they count where the devices take turns."""
+_TURNS, _BURSTS = 0.8, 5
+_FAILED = {"", "-", "nan", "na", "n/a", "#n/a", "none", "null", "err!", "error", "unknown error", "not supported"}
+"""What meters write for a reading that failed. nvidia-smi has others, in brackets: [N/A], [Unknown Error], ..."""
+_CELL = re.compile(r"([-+.,\deE]*?[\d.,])\s*([^\d\s.,+-]\D*)?")
+_SLASHED = re.compile(r"(\d{4})/(\d\d)/(\d\d)(?=\D|$)")
 _CODES_PER_UNIT = 1_000_000
 _BLOCK_READINGS, _MARKS = 1000, 4096
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -61,12 +133,53 @@ class SensorCard:
     """What made the readings, and how good it is, which no CSV says."""
 
     device: str
+    """Of several, a number follows the name, without that of its own. Empty: ``node``, and ``gpu`` of several."""
     line: str
     provenance: Provenance
     accuracy: Accuracy
     """Its window is 0 where a reading averages from one to the next."""
     clock_ns: int = 0
     """So far the clock of the readings and that of the phases may be apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """What is asked for, where headings do not say it."""
+
+    readings: str | None = None
+    unit: str | None = None
+    """Of the readings, in `SCALES`."""
+    times: str | None = None
+    time_unit: str | None = None
+    """Of times of both files, in `TIMES_NS`."""
+    devices: str | None = None
+    has_decimal_comma: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """What is in the run file."""
+
+    readings: int
+    phases: int
+    period_s: float
+    devices: Mapping[str, str]
+    """By name what the column of devices says of each; nothing where there is no such column."""
+    device_column: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Series:
+    """The readings of one device: times, and codes, which are None where a reading failed."""
+
+    device: str
+    label: str
+    line: str
+    readings: list[tuple[int, int | None]]
+
+    @property
+    def period_ns(self) -> int:
+        return round(median(b[0] - a[0] for a, b in pairwise(self.readings)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,17 +191,27 @@ class _Phase:
     line: int
 
 
+@dataclass(frozen=True, slots=True)
+class _TimeColumn:
+    place: int
+    heading: str
+    unit: str | None
+    """Of numbers; None where the heading does not say it."""
+    is_assumed: bool
+    """Seconds, because the heading names no unit."""
+
+
 class _Table:
     """A CSV: its ``heading``, and its ``rows`` with their line numbers."""
 
-    def __init__(self, path: Path, is_utc: bool | None = None) -> None:
-        self.path, self.is_utc = path, is_utc
-        """Whether times are ISO 8601; None until the first is read."""
+    def __init__(self, path: Path, asked: Columns, is_utc: bool | None = None) -> None:
+        self.path, self.asked, self.is_utc = path, asked, is_utc
+        """Whether times are dates; None until the first is read."""
         try:
             with path.open(encoding="utf-8-sig", newline="") as file:
                 first = file.readline()
                 file.seek(0)
-                reader = csv.reader(file, delimiter=";" if first.count(";") > first.count(",") else ",")
+                reader = csv.reader(file, delimiter=max(",;\t", key=first.count))
                 rows = [(reader.line_num, [cell.strip() for cell in row]) for row in reader if any(row)]
         except OSError as error:
             raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
@@ -102,76 +225,307 @@ class _Table:
                 raise self.error(line, f"{len(row)} cells below {len(self.heading)} headings")
 
     def error(self, line: int, text: str) -> ConfigError:
-        return ConfigError(f"{self.path}, line {line}: {text}")
+        return ConfigError(f"{self.path}, line {line}: {printable(text, limit=400)}")
 
     def column(self, name: str) -> int:
         if name not in self.heading:
             raise self.error(1, f"there is no column {name!r} in {', '.join(self.heading)}")
+        if self.heading.count(name) > 1:
+            raise self.error(1, f"there are {self.heading.count(name)} columns {name!r}: give each its own heading")
         return self.heading.index(name)
 
-    def time_ns(self, line: int, text: str) -> int:
-        """Seconds of any clock, or ISO 8601 (UTC where it does not say)."""
+    def number(self, text: str) -> Decimal | None:
+        """None for what is no number, is not finite, or has a thousand digits."""
+        if self.asked.has_decimal_comma:
+            text = text.translate({ord(","): ".", ord("."): "x"})  # no point stands beside a decimal comma
         try:
-            t_ns, is_utc = round(Decimal(text) * 1_000_000_000), False
-        except (DecimalException, ValueError, OverflowError):
-            try:
-                moment = datetime.fromisoformat(text)
-            except ValueError:
-                why = f"{text!r} is no time: write seconds, or UTC as in 2026-01-31T12:00:00.5Z"
-                raise self.error(line, why) from None
-            since = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)) - _EPOCH
-            t_ns, is_utc = since // timedelta(microseconds=1) * 1000, True
-        if abs(t_ns) >= FARTHEST_NS or self.is_utc not in (None, is_utc):
-            raise self.error(line, f"the time {text!r} is not of the clock of those before: all seconds, or all UTC")
+            number = Decimal(text)
+        except DecimalException:
+            return None
+        return number if number.is_finite() and number.adjusted() < 1000 else None
+
+    def comma_hint(self, text: str) -> str:
+        has_comma = re.fullmatch(r"[-+]?\d+,\d+", text) and not self.asked.has_decimal_comma
+        return ": is it a decimal comma? give --decimal-comma" if has_comma else ""
+
+    # -- times --
+
+    def time_column(self) -> _TimeColumn:
+        """The column asked for, the first one, or the only one whose heading speaks of time."""
+        if self.asked.times is not None:
+            return self._times_in(self.column(self.asked.times))
+        places = [i for i, of in enumerate(self.heading) if _speaks_of_time(of)]
+        if places[:1] != [0] and len(places) != 1:
+            among = ", ".join(repr(self.heading[i]) for i in places or range(len(self.heading)))
+            raise self.error(1, f"which column holds the times? give --time-column, one of {among}")
+        return self._times_in(places[0])
+
+    def edge_column(self, name: str) -> _TimeColumn:
+        """The column ``begin`` or ``end`` of a file of phases, whose heading may name a unit as well."""
+        found = [
+            of for of in self.heading
+            if _words(of) == [name] or (_words(of)[:1] == [name] and named_unit(of, TIME_UNITS))
+        ]  # fmt: skip
+        return self._times_in(self.column(found[0] if found else name))
+
+    def _times_in(self, place: int) -> _TimeColumn:
+        heading = self.heading[place]
+        asked, named = self.asked.time_unit, named_unit(heading, TIME_UNITS)
+        if asked and named and asked != named:
+            raise self.error(1, f"the heading {heading!r} says {named}, --time-unit says {asked}: mend one of them")
+        unit = asked or named
+        is_assumed = unit is None and set(_words(heading)) <= _PLAIN_WORDS and not _bracketed(heading)
+        return _TimeColumn(place, heading, "s" if is_assumed else unit, is_assumed)
+
+    def time_ns(self, line: int, row: Sequence[str], column: _TimeColumn) -> int:
+        """A number in the column's unit, or a date with a time (UTC where it does not say)."""
+        text = row[column.place]
+        number = self.number(text)
+        is_utc = number is None
+        t_ns = self._date_ns(line, text) if number is None else self._count_ns(line, number, column)
+        if self.is_utc not in (None, is_utc):
+            raise self.error(line, f"the time {text!r} is not of the clock of those before: all numbers, or all dates")
         self.is_utc = is_utc
         return t_ns
 
+    def _count_ns(self, line: int, number: Decimal, column: _TimeColumn) -> int:
+        if column.unit is None:
+            raise self.error(1, f"the heading {column.heading!r} names no unit of time that is known: give --time-unit")
+        t_ns = number * TIMES_NS[column.unit]
+        if column.is_assumed and not abs(t_ns) < FARTHEST_NS:
+            why = f"{number} are no seconds, and the heading {column.heading!r} names no unit: give --time-unit"
+            raise self.error(line, why)
+        if not abs(t_ns) < FARTHEST_NS:
+            raise self.error(line, f"{number} {column.unit} is no time of any clock")
+        return round(t_ns)
 
-def _readings(table: _Table, name: str | None, unit: str | None) -> tuple[str, list[tuple[int, int | None]]]:
-    """The readings' unit, and their times with their codes, which are None where a reading failed."""
-    others = table.heading[1:]
-    if name is None and len(others) != 1:
-        raise table.error(1, f"which column holds the readings? give --column, one of {', '.join(others)}")
-    name = name or others[0]
-    words = [_WORDS[word] for word in re.findall("[a-z]+", name.lower()) if word in _WORDS]
-    if unit is None and not words:
-        raise table.error(1, f"the heading {name!r} names no unit: give --unit W, or J for a counter of joules")
-    unit = unit or words[-1]
-    place, scale = table.column(name), Decimal((POWERS | ENERGIES)[unit]) * _CODES_PER_UNIT
-    readings: list[tuple[int, int | None]] = []
-    last_ns, last = -FARTHEST_NS, -(1 << 62)
-    for line, row in table.rows:
-        t_ns, text, code = table.time_ns(line, row[0]), row[place].removesuffix(unit).strip(), None
-        if t_ns <= last_ns:
-            raise table.error(line, f"its time {row[0]} is not behind that of the row before")
-        if text.lower() not in _FAILED:
-            try:
-                code = round(Decimal(text) * scale)
-            except (DecimalException, ValueError, OverflowError):
-                raise table.error(line, f"{row[place]!r} is no number of {unit}") from None
-            if abs(code) >= 1 << 62:
-                raise table.error(line, f"{row[place]} {unit} is beyond what any meter measures")
-            if unit in ENERGIES and code < last:
-                raise table.error(line, f"the counter goes back to {text} {unit}: import what lies before it alone")
-            last = code
+    def _date_ns(self, line: int, text: str) -> int:
+        try:
+            moment = datetime.fromisoformat(_SLASHED.sub(r"\1-\2-\3", text))
+        except ValueError:
+            hint = self.comma_hint(text) or ": write a number, or UTC as in 2026-01-31T12:00:00.5Z"
+            raise self.error(line, f"{text!r} is no time{hint}") from None
+        since = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)) - _EPOCH
+        return since // timedelta(microseconds=1) * 1000
+
+
+# -- headings --
+
+
+def _bracketed(heading: str) -> re.Match[str] | None:
+    return re.search(r"[\[({]([^][(){}]*)[])}]\s*$", heading)
+
+
+def _in_letters(heading: str) -> str:
+    """With u for both signs of micro."""
+    return normalize("NFKC", heading).replace("μ", "u")
+
+
+def _words(heading: str) -> list[str]:
+    return [word.casefold() for word in re.findall(r"[^\W\d_]+", _in_letters(heading))]
+
+
+def named_unit(heading: str, spelled: Mapping[str, Sequence[str]]) -> str | None:
+    """The unit that a heading names: in brackets at its end, behind a stroke, or as a word; None where it names none,
+    two, or one that is not known.
+
+    Case tells mW from MW. In a heading of capitals alone (``POWER_MW``) it does not: that is none.
+    """
+    text = _in_letters(heading)
+    bracketed = _bracketed(text)
+    part = _WATT_HOURS.sub(r"\1\2", bracketed[1] if bracketed else text.rpartition("/")[2])
+    words = re.findall(r"[^\W\d_]+", part)
+    if (bracketed and words != [part.strip()]) or "per" in _words(part):
+        return None
+    is_symbol = bracketed is not None or part.strip() != text.strip() or len(words) == 1
+    found = set[str]()
+    for word in words:
+        units = spelled.get(word.casefold(), ())
+        if len(units) > 1:
+            units = [unit for unit in units if unit[0] == word[0] and (is_symbol or not heading.isupper())]
+            if not units:
+                return None
+        found.update(units)
+    return found.pop() if len(found) == 1 else None
+
+
+def _speaks_of_time(heading: str) -> bool:
+    words = set(_words(heading))
+    is_unit = named_unit(heading, TIME_UNITS) is not None and words <= _PLAIN_WORDS | TIME_UNITS.keys()
+    return bool(words & _TIME_WORDS) or is_unit
+
+
+# -- the readings --
+
+
+def _readings_column(table: _Table, times: _TimeColumn) -> int:
+    if table.asked.readings is not None:
+        return table.column(table.asked.readings)
+    known = {*_DEVICE_IDS, *_DEVICE_NAMES}
+    others = [i for i, of in enumerate(table.heading) if i != times.place and "_".join(_words(of)) not in known]
+    others = [i for i in others if table.heading[i] != table.asked.devices]
+    if len(others) != 1:
+        names = ", ".join(of for i, of in enumerate(table.heading) if i != times.place)
+        raise table.error(1, f"which column holds the readings? give --column, one of {names}")
+    return table.column(table.heading[others[0]])
+
+
+def _unit_of_readings(table: _Table, place: int) -> str:
+    """That asked for, that of the heading, or the one that stands in the first good cell."""
+    heading = table.heading[place]
+    cells = (_CELL.fullmatch(row[place]) for _, row in table.rows if not _is_failed(row[place]))
+    cell = next(cells, None)
+    of_cell = named_unit(cell[2], READING_UNITS) if cell is not None and cell[2] else None
+    unit = table.asked.unit or named_unit(heading, READING_UNITS) or of_cell
+    if unit is None:
+        why = f"the heading {heading!r} names no unit of power or energy that is known"
+        raise table.error(1, f"{why}: give --unit W, or J for a counter of joules")
+    return unit
+
+
+def _is_failed(text: str) -> bool:
+    return text.casefold() in _FAILED or (text.startswith("[") and text.endswith("]"))
+
+
+def _code(table: _Table, line: int, text: str, unit: str) -> int | None:
+    """Microwatts or microjoules; None for a reading that failed."""
+    if _is_failed(text):
+        return None
+    cell = _CELL.fullmatch(text)
+    is_of_unit = cell is not None and (not cell[2] or named_unit(cell[2], READING_UNITS) == unit)
+    number = table.number(cell[1]) if cell is not None and is_of_unit else None
+    if number is None:
+        raise table.error(line, f"{text!r} is no number of {unit}{table.comma_hint(text)}")
+    code = number * SCALES[unit] * _CODES_PER_UNIT
+    if not abs(code) < 1 << 62:
+        raise table.error(line, f"{text} {unit} is beyond what any meter measures")
+    return round(code)
+
+
+def _device_column(table: _Table, times_ns: Sequence[int], taken: Collection[int]) -> int | None:
+    """The column that says which of several devices a row is of; None for the log of one device.
+
+    Raises `ConfigError` where rows come in bursts, as those of several devices do, and no column says of which.
+    """
+    if table.asked.devices is not None:
+        return table.column(table.asked.devices)
+    places = {"_".join(_words(of)): i for i, of in enumerate(table.heading) if i not in taken}
+    by_time = sorted(range(len(times_ns)), key=times_ns.__getitem__)
+    is_told = False
+    for name in (*_DEVICE_IDS, *_DEVICE_NAMES):
+        if name not in places:
+            continue
+        labels = [table.rows[i][1][places[name]] for i in by_time]
+        devices = len(set(labels))
+        is_told = is_told or (devices == 1 and not name.endswith("name"))  # of two GPUs of one product
+        # A column with as many values as rows numbers the rows.
+        is_several = devices > 1 and devices * devices <= len(labels)
+        if is_several and (name in _DEVICE_IDS or _take_turns(labels, devices)):
+            return places[name]
+    if not is_told and _come_in_bursts(times_ns):
+        raise table.error(1, f"rows come in bursts, as those of several devices do; {_TELL_APART}")
+    return None
+
+
+_TELL_APART = "a column has to say which device a row is of (index, uuid, or --device-column)"
+
+
+def _take_turns(labels: Sequence[str], devices: int) -> bool:
+    """Whether each device comes once in nearly every so many rows."""
+    turns = sum(labels[i] not in labels[max(0, i - devices + 1) : i] for i in range(len(labels)))
+    return turns >= _TURNS * len(labels)
+
+
+def _come_in_bursts(times_ns: Sequence[int]) -> bool:
+    """Whether two or more rows, nearly always as many, follow each other closely, and then comes a pause at least four
+    times as long as the steps between them."""
+    steps = [b - a for a, b in pairwise(times_ns)]
+    mean = fmean(steps) if steps else 0.0
+    pauses = [i for i, step in enumerate(steps) if step > mean]
+    close = [step for step in steps if step <= mean]
+    if len(pauses) < _BURSTS or not close or 4 * median(close) > median(steps[i] for i in pauses):
+        return False
+    lengths = Counter(b - a for a, b in pairwise(pauses))
+    length, count = lengths.most_common(1)[0]
+    return length > 1 and count >= 0.9 * lengths.total()
+
+
+def _series(table: _Table, card: SensorCard) -> tuple[str, str, list[_Series]]:
+    """The readings' unit, the heading of the column of devices (or none), and the readings of each device."""
+    times = table.time_column()
+    place = _readings_column(table, times)
+    unit = _unit_of_readings(table, place)
+    times_ns = [table.time_ns(line, row, times) for line, row in table.rows]
+    device_column = _device_column(table, times_ns, (times.place, place))
+    of_device: dict[str, list[tuple[int, int | None]]] = {}
+    last: dict[str, int] = {}
+    for t_ns, (line, row) in zip(times_ns, table.rows, strict=True):
+        label = "" if device_column is None else row[device_column]
+        if device_column is not None and _is_failed(label):
+            raise table.error(line, f"{label!r} does not say which device the row is of")
+        readings, code = of_device.setdefault(label, []), _code(table, line, row[place], unit)
+        if readings and t_ns <= readings[-1][0]:
+            hint = f": {_TELL_APART}" if device_column is None and t_ns in (readings[-1][0], times_ns[0]) else ""
+            raise table.error(line, f"its time {row[times.place]} is not behind that of the row before{hint}")
+        if code is not None:
+            if unit not in POWERS and code < last.get(label, code):
+                raise table.error(line, f"the counter goes back to {row[place]}: import what lies before it alone")
+            last[label] = code
         readings.append((t_ns, code))
-        last_ns = t_ns
-    if sum(code is not None for _, code in readings) < 2:
-        raise ConfigError(f"{table.path} holds fewer than two readings: there is nothing between them")
-    return unit, readings
+    for label, readings in of_device.items():
+        if sum(code is not None for _, code in readings) < 2:
+            of = f" of {label}" if label else ""
+            raise ConfigError(f"{table.path} holds fewer than two readings{of}: there is nothing between them")
+    heading = "" if device_column is None else table.heading[device_column]
+    series = [
+        _Series(device, label, _line_name(card, device, len(of_device)), of_device[label])
+        for device, label in _device_names(card, [*of_device]).items()
+    ]
+    slowest_ns = max(of.period_ns for of in series)
+    if times.is_assumed and not table.is_utc and slowest_ns >= _LONGEST_UNSAID_NS:
+        why = f"a reading every {slowest_ns * 1e-9:g} s? The heading {times.heading!r} names no unit"
+        raise table.error(1, f"{why}: give --time-unit, s or ms")
+    return unit, heading, series
 
 
-def _phases(table: _Table) -> list[_Phase]:
-    """In the order of their beginnings, the longer first."""
-    name, begin, end = (table.column(of) for of in ("name", "begin", "end"))
-    others = {i: of for i, of in enumerate(table.heading) if i not in (name, begin, end)}
+def _device_names(card: SensorCard, labels: Sequence[str]) -> dict[str, str]:
+    """A device's name for each label of the column of devices: with its number where all have one, else numbered in the
+    order in which they come."""
+    if labels == [""]:
+        return {card.device or "node": ""}
+    numbered = [re.fullmatch(r"(?:gpu|cuda|device|card)?[\s:_#-]*(\d{1,4})", label, re.IGNORECASE) for label in labels]
+    numbers = [int(match[1]) for match in numbered if match]
+    if len(set(numbers)) < len(labels):
+        numbers = list(range(len(labels)))
+    base = card.device.rstrip("0123456789") or "gpu"
+    return {f"{base}{number}": label for number, label in zip(numbers, labels, strict=True)}
+
+
+def _line_name(card: SensorCard, device: str, devices: int) -> str:
+    return card.line if devices == 1 else f"{device}.{card.line.rpartition('.')[2]}"
+
+
+# -- the phases --
+
+
+def _phases(table: _Table, begin_ns: int, end_ns: int) -> list[_Phase]:
+    """In the order of their beginnings, the longer first. Most must lie where there are readings."""
+    edges = [table.edge_column(of) for of in ("begin", "end")]
+    name = table.column("name")
+    others = {i: of for i, of in enumerate(table.heading) if i not in (name, *(edge.place for edge in edges))}
     phases: list[_Phase] = []
     for line, row in table.rows:
         attributes = {of: _value(row[i]) for i, of in others.items() if row[i]}
-        begin_ns, end_ns = table.time_ns(line, row[begin]), table.time_ns(line, row[end])
-        phases.append(_Phase(begin_ns, end_ns, row[name], attributes, line))
-        if not row[name] or end_ns <= begin_ns:
+        begin, end = (table.time_ns(line, row, edge) for edge in edges)
+        phases.append(_Phase(begin, end, row[name], attributes, line))
+        if not row[name] or end <= begin:
             raise table.error(line, "a phase needs a name, and an end behind its begin")
+    outside = [phase for phase in phases if phase.end_ns <= begin_ns or phase.begin_ns >= end_ns]
+    if 2 * len(outside) > len(phases):
+        why = f"{len(outside)} of {len(phases)} phases, this one first, lie where there are no readings"
+        raise table.error(
+            outside[0].line, f"{why}: are the times of both files in one unit (--time-unit), of one clock?"
+        )
     return sorted(phases, key=lambda p: (p.begin_ns, -p.end_ns))
 
 
@@ -184,31 +538,36 @@ def _value(text: str) -> int | float | str:
     return text
 
 
+# -- the run file --
+
+
 def import_csv(
     power: Path,
     phases: Path | None,
     out: Path,
     card: SensorCard,
+    asked: Columns = Columns(),
     *,
-    column: str | None = None,
-    unit: str | None = None,
     overwrite: bool = False,
-) -> tuple[int, int]:
-    """Write the run file ``out``; how many readings and phases are in it.
+) -> Imported:
+    """Write the run file ``out``; what is in it.
 
-    The first column of ``power`` holds times, ``column`` (or the only other one) what was read, in one of `POWERS`, or
-    `ENERGIES` of a counter that only grows: ``unit``, or what the heading says. ``phases`` has the columns name, begin
-    and end; all others are attributes. Without it one phase ``run`` lies over all. Raises `ConfigError`, and
-    `RunFileError` for a file that cannot be written.
+    ``power`` holds times, and watts or joules of a counter that only grows; with a column that says which device a row
+    is of, those of several. ``phases`` has the columns name, begin and end; all others are attributes. Without it one
+    phase ``run`` lies over all. Raises `ConfigError`, and `RunFileError` for a file that cannot be written.
     """
-    table = _Table(power)
-    unit, readings = _readings(table, column, unit)
-    of_phases = _Table(phases, table.is_utc) if phases is not None else table
-    whole = _Phase(readings[0][0], readings[-1][0], WHOLE, {}, 0)
-    spans = _phases(of_phases) if phases is not None else [whole]
+    table = _Table(power, asked)
+    unit, device_column, series = _series(table, card)
+    begin_ns = min(of.readings[0][0] for of in series)
+    end_ns = max(of.readings[-1][0] for of in series)
+    of_phases = _Table(phases, asked, table.is_utc) if phases is not None else table
+    whole = _Phase(begin_ns, end_ns, WHOLE, {}, 0)
+    spans = _phases(of_phases, begin_ns, end_ns) if phases is not None else [whole]
+    begin_ns = min(begin_ns, spans[0].begin_ns)
+    end_ns = max(end_ns, *(p.end_ns for p in spans))
     # No clock of a run shows 0 or less. Seconds since the start of something do.
-    shift_ns = max(0, 1_000_000_000 - min(readings[0][0], spans[0].begin_ns))
-    events = [*_run(power, unit, readings, spans, card, shift_ns, is_utc=bool(table.is_utc))]
+    shift_ns = max(0, 1_000_000_000 - begin_ns)
+    events = [*_run(power, unit, series, card, (begin_ns, end_ns), shift_ns, is_utc=bool(table.is_utc))]
     events += _marks(of_phases, spans, shift_ns)
     journal, held = journals.claim(out.absolute(), overwrite=overwrite)
     try:
@@ -218,37 +577,42 @@ def import_csv(
     finally:
         journals.remove(journal)
         os.close(held)
-    return len(readings), len(spans)
+    period_s = max(of.period_ns for of in series) * 1e-9
+    labels = {of.device: of.label for of in series if device_column}
+    return Imported(len(table.rows), len(spans), period_s, labels, device_column)
 
 
 def _run(
-    power: Path, unit: str, readings: Sequence[tuple[int, int | None]], spans: Sequence[_Phase], card: SensorCard,
-    shift_ns: int, *, is_utc: bool,
+    power: Path, unit: str, series: Sequence[_Series], card: SensorCard, span_ns: tuple[int, int], shift_ns: int, *,
+    is_utc: bool,
 ) -> Iterator[Event]:  # fmt: skip
     """Everything but the phases."""
     epoch, per_code, what = secrets.randbits(63), 1 / _CODES_PER_UNIT, f"imported from {power.name}"
-    begin_ns = min(readings[0][0], spans[0].begin_ns) + shift_ns
-    end_ns = max(readings[-1][0], *(p.end_ns for p in spans)) + shift_ns
+    begin_ns, end_ns = (t_ns + shift_ns for t_ns in span_ns)
     created = _EPOCH + timedelta(seconds=begin_ns // 10**9) if is_utc else datetime.now(UTC)
     run = {"run_id": secrets.token_hex(8), "created_utc": created.isoformat(timespec="seconds")}
     yield Message("run", run | {"powerd_version": release(), "command": sys.argv, "environment": environment()})
     yield Message("start", {"t_start_ns": begin_ns})
-    is_counter = unit in ENERGIES
+    is_counter = unit not in POWERS
     conversion = CounterConversion("energy_uj", per_code) if is_counter else ScaledConversion("power_uw", per_code)
-    period_ns = round(median(b[0] - a[0] for a, b in pairwise(readings)))
-    is_mean = not is_counter and not card.accuracy.window_ns
-    accuracy = replace(card.accuracy, window_ns=period_ns) if is_mean else card.accuracy
-    line = Line(card.line, card.device, conversion, card.provenance, accuracy, what)
-    stream = Stream(0, "import", (Column(conversion.column, "q"),), (line,), period_ns, {"file": str(power.absolute())})
-    device = Device(card.device, (card.line,), what)
-    description = Description(power.name, release(), epoch, "times of a CSV", "", (stream,), (device,))
+    streams, devices = [], []
+    for number, of in enumerate(series):
+        is_mean = not is_counter and not card.accuracy.window_ns
+        accuracy = replace(card.accuracy, window_ns=of.period_ns) if is_mean else card.accuracy
+        about = f"{what}, rows of {of.label}" if of.label else what
+        line = Line(of.line, of.device, conversion, card.provenance, accuracy, about)
+        detail = {"file": str(power.absolute())}
+        streams.append(Stream(number, "import", (Column(conversion.column, "q"),), (line,), of.period_ns, detail))
+        devices.append(Device(of.device, (of.line,), about))
+    description = Description(power.name, release(), epoch, "times of a CSV", "", tuple(streams), tuple(devices))
     yield Message("description", to_document(description), epoch)
-    builder = BlockBuilder(stream, epoch)
-    for first in range(0, len(readings), _BLOCK_READINGS):
-        for t_ns, code in readings[first : first + _BLOCK_READINGS]:
-            builder.append(t_ns + shift_ns, [0], [Flag.MISSING if code is None else 0], [[code or 0]])
-        if (block := builder.take()) is not None:
-            yield block
+    for stream, of in zip(streams, series, strict=True):
+        builder = BlockBuilder(stream, epoch)
+        for first in range(0, len(of.readings), _BLOCK_READINGS):
+            for t_ns, code in of.readings[first : first + _BLOCK_READINGS]:
+                builder.append(t_ns + shift_ns, [0], [Flag.MISSING if code is None else 0], [[code or 0]])
+            if (block := builder.take()) is not None:
+                yield block
     # Exchanges say that the clocks are one, as far as the files agree: without them any clock may drift.
     step_ns = max(10**9, (end_ns - begin_ns) // 10_000)
     for t_ns in range(begin_ns, end_ns + step_ns, step_ns):

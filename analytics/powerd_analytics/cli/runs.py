@@ -73,11 +73,21 @@ def import_(
         Path | None, Parameter(help="CSV with name, begin and end of phases; other columns are attributes.")
     ] = None,
     column: Annotated[str | None, Parameter(help="The column of the readings, where there are several.")] = None,
-    unit: Annotated[
-        Literal["W", "mW", "kW", "J", "mJ", "kJ", "Wh", "mWh", "kWh"] | None,
-        Parameter(help="Of the readings, where the column's heading does not end in it."),
+    unit: Annotated[str | None, Parameter(help="Of the readings, where no heading says it: W, mW, J, kWh, ...")] = None,
+    time_column: Annotated[str | None, Parameter(help="The column of the times, where no heading says it.")] = None,
+    time_unit: Annotated[
+        Literal["ns", "us", "ms", "s", "min", "h", "d"] | None,
+        Parameter(help="Of times that are numbers, where no heading says it; of both files."),
     ] = None,
-    device: Annotated[str, Parameter(help="What was measured: gpu0, cpu0, node, ...")] = "node",
+    device_column: Annotated[
+        str | None, Parameter(help="The column that tells several devices apart; index, uuid, ... are found.")
+    ] = None,
+    decimal_comma: Annotated[bool, Parameter(negative="", help="Numbers are written 0,5; columns end in ; or tab.")] = (
+        False
+    ),
+    device: Annotated[
+        str | None, Parameter(help="What was measured: gpu0, cpu0, node, ...; of several without the number.")
+    ] = None,
     line: Annotated[str, Parameter(help="Name of the sensor, as in gpu0.ext_12v.")] = "meter",
     provenance: Annotated[
         Literal["measured", "modelled", "simulated"], Parameter(help="How the readings came about.")
@@ -92,30 +102,43 @@ def import_(
 ) -> None:
     """Make a run file of CSVs that another meter wrote.
 
-    The first column holds the times of the readings: seconds of any clock, or ISO
-    8601 (UTC). The other one holds watts, or joules of a counter that only grows.
-    An empty cell is a reading that failed. Times of both files are of one clock.
+    One column holds the times of the readings: numbers in the unit that its
+    heading names (time_ms, t [µs]), or dates as nvidia-smi and ISO 8601 write them
+    (UTC). Another holds watts, or joules of a counter that only grows, in the unit
+    of its heading. Case counts: [MJ] is a million joules. An empty cell, [N/A] and
+    the like are readings that failed. A column index or uuid tells several devices
+    apart. Times of both files are of one clock. What is not understood is refused.
 
     For example:
 
       joules import power.csv --phases phases.csv -o run.h5
 
-      joules import wall.csv --unit Wh --device node --u-gain 0.005 -o run.h5
+      joules import wall.csv --unit Wh --time-unit ms --u-gain 0.005 -o run.h5
+
+      joules import nvidia-smi.csv --column "power.draw [W]" --device gpu -o run.h5
     """
-    from powerd_client.csv_import import SensorCard, import_csv
+    from powerd_client.csv_import import SCALES, Columns, SensorCard, import_csv
     from powerd_core.model import Accuracy, Provenance
 
     figures = (u_gain, u_offset_w, step_w, window_ms, response_ms, clock_ms)
-    if not all(0 <= figure < 1e9 for figure in figures) or not device or not line:
+    if not all(0 <= figure < 1e9 for figure in figures) or device == "" or not line:
         raise ConfigError("--device and --line need a name; what is said of the sensor in numbers cannot be negative")
+    if unit is not None and unit not in SCALES:
+        raise ConfigError(f"--unit {unit}: it must be one of {', '.join(SCALES)}; case counts")
     window_ns, response_ns, clock_ns = (round(ms * 1e6) for ms in (window_ms, response_ms, clock_ms))
     origin = "as joules import was told"
     accuracy = Accuracy(u_gain, u_offset_w, step_w, window_ns, origin=origin, filter_ns=response_ns)
-    card = SensorCard(device, line, Provenance(provenance), accuracy, clock_ns)
+    card = SensorCard(device or "", line, Provenance(provenance), accuracy, clock_ns)
+    asked = Columns(column, unit, time_column, time_unit, device_column, has_decimal_comma=decimal_comma)
     shared.refuse_existing(output, overwrite, [power, *([phases] if phases else [])], is_hdf5=True)
-    count, marked = import_csv(power, phases, output, card, column=column, unit=unit, overwrite=overwrite)
-    made = f"{count} readings, {marked} phase{'' if marked == 1 else 's'}"
-    print(f"{output}: {made}; see it with: joules tables {quote(str(output))}")
+    imported = import_csv(power, phases, output, card, asked, overwrite=overwrite)
+    made = f"{imported.readings} readings, {imported.phases} phase{'' if imported.phases == 1 else 's'}"
+    print(
+        f"{output}: {made}, a reading every {imported.period_s:.4g} s; see it with: joules tables {quote(str(output))}"
+    )
+    if imported.devices:
+        names = ", ".join(f"{name} ({label})" for name, label in imported.devices.items())
+        print(printable(f"  {len(imported.devices)} devices by the column {imported.device_column!r}: {names}"))
 
 
 def info(

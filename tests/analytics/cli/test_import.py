@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from powerd_analytics.runs.run import read_run
 from powerd_analytics.table import phase_table
-from powerd_client.csv_import import SensorCard, import_csv
+from powerd_client.csv_import import Columns, SensorCard, import_csv
 from powerd_core.errors import ConfigError
 from powerd_core.model import Accuracy, Provenance
 
@@ -128,6 +128,6 @@ def test_any_number_is_read_or_refused_by_its_line(tmp_path, numbers, unit):
     power.write_text("t,x\n" + "".join(f"{i},{number}\n" for i, number in enumerate(numbers)))
     card = SensorCard("node", "meter", Provenance.MEASURED, Accuracy(0.01), 0)
     with suppress(ConfigError):  # of one line, as above
-        import_csv(power, None, run, card, column=None, unit=unit, overwrite=True)
+        import_csv(power, None, run, card, Columns(unit=unit), overwrite=True)
         for row in phase_table(read_run(run)).runs:
             assert row.energy_j is None or isfinite(row.energy_j)

@@ -1,0 +1,238 @@
+"""`joules import`: units, times and devices of other people's logs are as their headings say, or refused."""
+
+import csv
+import io
+import re
+from datetime import datetime, timedelta
+
+import pytest
+from command import joules
+from hypothesis import given
+from hypothesis import strategies as st
+
+from powerd_analytics.runs.run import read_run
+from powerd_client.csv_import import READING_UNITS, SCALES, TIME_UNITS, TIMES_NS, named_unit
+
+START = datetime(2026, 11, 28, 7, 11, 23)
+ROWS = 101
+"""Ten seconds at 100 W: a thousand joules."""
+
+
+@pytest.fixture
+def write(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def write(heading, row, name="power.csv"):
+        (tmp_path / name).write_text("\n".join([heading, *map(row, range(ROWS))]) + "\n", encoding="utf-8")
+
+    return write
+
+
+def imported(capsys, *options):
+    """Joules by device, of a file that is imported without a word on the error stream."""
+    code, out, err = joules(capsys, "import", "power.csv", "-o", "run.h5", *options)
+    assert (code, err) == (0, "")
+    rows = csv.DictReader(io.StringIO(joules(capsys, "tables", "run.h5", "--format", "csv")[1]))
+    return {row["device"]: float(row["energy_j"]) for row in rows if row["kind"] == "run"}, out
+
+
+def refused(capsys, *options):
+    """The one line that says why not."""
+    code, out, err = joules(capsys, "import", "power.csv", "-o", "run.h5", *options)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    return err
+
+
+THOUSAND_J = {"node": pytest.approx(1000, rel=1e-3)}
+
+
+@pytest.mark.parametrize(
+    ("heading", "row", "options"),
+    [
+        ("time_ms,power_w", lambda i: f"{i * 100},100", ()),
+        ("Timestamp(ms),power_w", lambda i: f"{i * 100},100", ()),
+        ("elapsed_us,power_w", lambda i: f"{i * 100_000},100", ()),
+        ("t [µs],power_w", lambda i: f"{i * 100_000},100", ()),
+        ("t [μs],power_w", lambda i: f"{i * 100_000},100", ()),  # the Greek letter
+        ("timestamp_ns,power_w", lambda i: f"{1764313883 * 10**9 + i * 10**8},100", ()),
+        ("timestamp_ms,power_w", lambda i: f"{1764313883_000 + i * 100},100", ()),
+        ("timestamp,power_w", lambda i: f"{1764313883 + i / 10:.1f},100", ()),
+        ("timestamp,power_w", lambda i: f"{1764313883_000 + i * 100},100", ("--time-unit", "ms")),
+        ("time [min],power_w", lambda i: f"{i / 600:.9f},100", ()),
+        ("elapsed seconds,power_w", lambda i: f"{i / 10},100", ()),
+        ("milliseconds,power_w", lambda i: f"{i * 100},100", ()),
+        ("Time/s,P/W", lambda i: f"{i / 10},100", ()),
+        ("x,power_w", lambda i: f"{i * 100},100", ("--time-column", "x", "--time-unit", "ms")),
+        (",datetime,power_w", lambda i: f"{i},2025-07-27 02:01:{i / 10:06.3f},100", ("--column", "power_w")),
+        ("sample,time_s,power_w", lambda i: f"{i},{i / 10},100", ("--column", "power_w")),
+        ("index,time_s,power_w", lambda i: f"{i},{i / 10},100", ()),  # numbers the rows, and no devices
+        ("Zeit;P [W]", lambda i: f"{i / 10:.1f};100,0".replace(".", ","),
+         ("--time-column", "Zeit", "--time-unit", "s", "--decimal-comma")),
+        ("time_s\tpower [kW]", lambda i: f"{i / 10}\t0,1".replace(".", ","), ("--decimal-comma",)),
+        ("time_s,energy [MJ]", lambda i: f"{i / 10},{i * 1e-5:.6f}", ()),
+        ("time_s,E (mJ)", lambda i: f"{i / 10},{i * 10_000}", ()),
+        ("time_s,energy_uj", lambda i: f"{i / 10},{i * 10**7}", ()),
+        ("time_s,power [MW]", lambda i: f"{i / 10},0.0001", ()),
+        ("time_s,power_mw", lambda i: f"{i / 10},100000", ()),
+        ("time_s,energy [W·h]", lambda i: f"{i / 10},{i / 360:.6f}", ()),
+        ("time_s,energy W-h", lambda i: f"{i / 10},{i / 360:.6f}", ()),
+        ("time_s,energy (watt hours)", lambda i: f"{i / 10},{i / 360:.6f}", ()),
+        ("time_s,ENERGY_KWH", lambda i: f"{i / 10},{i / 360_000:.9f}", ()),
+        ("time_s,energy [W*s]", lambda i: f"{i / 10},{i * 10}", ()),
+        ("time_s,power", lambda i: f"{i / 10},100.0 W", ()),
+        ("time_s,power [W]", lambda i: f"{i / 10},100.0W", ()),
+    ],
+)  # fmt: skip
+def test_the_unit_in_the_heading_is_the_unit(write, capsys, heading, row, options):
+    write(heading, row)
+    assert imported(capsys, *options)[0] == THOUSAND_J
+
+
+@pytest.mark.parametrize(
+    ("heading", "row", "options", "why"),
+    [
+        (",power_w", lambda i: f"{i},100", (), "--time-column"),
+        ("sample,power_w", lambda i: f"{i},100", (), "--time-column"),
+        ("step,time_a_s,time_b_s,power_w", lambda i: f"{i},{i},{i + 1},100", ("--column", "power_w"), "time_a_s"),
+        ("time,power_w", lambda i: f"{i * 100},100", (), "--time-unit"),  # milliseconds, not said
+        ("timestamp,power_w", lambda i: f"{1764313883_000 + i * 100},100", (), "--time-unit"),
+        ("Timestamp,power_w", lambda i: f"{i * 10**8},100", (), "give --time-unit"),  # nanoseconds
+        ("time_ticks,power_w", lambda i: f"{i},100", (), "--time-unit"),
+        ("time [h:mm],power_w", lambda i: f"{i},100", (), "--time-unit"),
+        ("date,power_w", lambda i: f"{46000 + i / 864000},100", (), "--time-unit"),  # a spreadsheet's days
+        ("time_ms,power_w", lambda i: f"{i * 100},100", ("--time-unit", "s"), "says ms"),
+        ("time_s,power_w", lambda i: "nan,100", (), "'nan' is no time"),
+        ("time_s,power_w", lambda i: "1e999999,100", (), "1e999999"),
+        ("time_s;power_w", lambda i: f"{i / 10};0,5", (), "--decimal-comma"),
+        ("time_s;power_w", lambda i: f"{i / 10};0,5", ("--decimal-comma",), "no time"),  # a point beside the comma
+        ("time_s,POWER_MW", lambda i: f"{i / 10},100", (), "--unit"),  # capitals alone: milli or mega
+        ("time_s,power [W/s]", lambda i: f"{i / 10},100", (), "--unit"),
+        ("time_s,energy J/sample", lambda i: f"{i / 10},100", (), "--unit"),
+        ("time_s,joules_per_batch", lambda i: f"{i / 10},100", (), "--unit"),
+        ("time_s,power_w [dBm]", lambda i: f"{i / 10},100", (), "--unit"),
+        ("time_s,load [%]", lambda i: f"{i / 10},100", (), "--unit"),
+        ("time_s,power [W]", lambda i: f"{i / 10},100 mW", (), "'100 mW' is no number of W"),
+        ("time_s,power_w,power_w", lambda i: f"{i / 10},100,50", ("--column", "power_w"), "2 columns"),
+        ("time_s,power_w", lambda i: f"{i / 10},100", ("--unit", "MWH"), "case counts"),
+        ("time,power_w", lambda i: f"28/11/2026 07:11:{i / 2:04.1f},100", (), "is no time"),
+    ],
+)  # fmt: skip
+def test_what_is_not_understood_is_refused(write, capsys, heading, row, options, why):
+    write(heading, row)
+    assert re.search(re.escape(why), refused(capsys, *options))
+
+
+@given(st.sampled_from(sorted(SCALES)), st.sampled_from(["power [{}]", "x ({})", "E/{}", "quantity_{}", "{}"]))
+def test_every_unit_is_read_as_it_is_written(unit, heading):
+    assert named_unit(heading.format(unit), READING_UNITS) == unit
+
+
+@given(st.sampled_from(sorted(TIMES_NS)), st.sampled_from(["t [{}]", "Time ({})", "t/{}", "elapsed_{}", "{}"]))
+def test_every_unit_of_time_is_read_as_it_is_written(unit, heading):
+    assert named_unit(heading.format(unit), TIME_UNITS) == unit
+
+
+class TestPhases:
+    def phases(self, tmp_path, text):
+        (tmp_path / "phases.csv").write_text(text)
+        return "--phases", "phases.csv"
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "name,begin,end\nforward,2,4",
+            "name,begin_ms,end_ms\nforward,2000,4000",
+            "name,begin [µs],end [s]\nforward,2000000,4",
+        ],
+    )
+    @pytest.mark.parametrize(("heading", "scale"), [("time_s", 0.1), ("time_ms", 100)])
+    def test_have_units_of_their_own(self, write, capsys, tmp_path, heading, scale, text):
+        write(f"{heading},power_w", lambda i: f"{i * scale:g},{200 if 20 <= i < 40 else 100}")
+        imported(capsys, *self.phases(tmp_path, text))
+        rows = csv.DictReader(io.StringIO(joules(capsys, "tables", "run.h5", "--format", "csv")[1]))
+        (forward,) = (row for row in rows if row["phase"] == "forward")
+        assert float(forward["s_per_batch"]) == pytest.approx(2)
+        assert float(forward["j_per_batch"]) == pytest.approx(400, rel=0.05)
+
+    def test_in_another_unit_than_they_seem_are_refused(self, write, capsys, tmp_path):
+        write("time_s,power_w", lambda i: f"{i / 10},100")
+        options = self.phases(tmp_path, "name,begin,end\na,0,2000\nb,2000,4000\nc,4000,6000")
+        assert "phases.csv, line 3: 2 of 3 phases" in refused(capsys, *options)
+
+
+def smi_rows(apart_ms=1, columns=("0", "1"), failed=()):
+    """Rows of two GPUs at 200 W and 20 W, as nvidia-smi writes them; ``failed`` are the cells of some, in order."""
+    words = list(failed)
+    for i in range(ROWS):
+        for gpu, watts in ((0, 200), (1, 20)):
+            t = START + timedelta(milliseconds=100 * i + apart_ms * gpu)
+            cell = words.pop() if words and i % 10 == 5 else f"{watts}.00 W"
+            about = [c for c in (columns[gpu],) if c]
+            yield ", ".join([t.strftime("%Y/%m/%d %H:%M:%S.%f")[:-3], *about, cell])
+
+
+BOTH = {"gpu0": pytest.approx(2000, rel=6e-3), "gpu1": pytest.approx(200, rel=6e-3)}
+
+
+class TestSeveralDevices:
+    def log(self, heading, rows):
+        with open("power.csv", "w", encoding="utf-8") as file:
+            print(heading, *rows, sep="\n", file=file)
+
+    @pytest.mark.parametrize("apart_ms", [0, 1, 40])
+    @pytest.mark.parametrize(
+        ("heading", "columns"),
+        [
+            ("index", ("0", "1")),
+            ("uuid", ("GPU-5f4d", "GPU-11aa")),
+            ("gpu", ("0", "1")),
+            ("device", ("cuda:0", "cuda:1")),
+            ("name", ("NVIDIA H100", "NVIDIA L4")),
+            ("pci.bus_id", ("00000000:07:00.0", "00000000:0F:00.0")),
+        ],
+    )
+    def test_are_told_apart_by_their_column(self, write, capsys, apart_ms, heading, columns):
+        self.log(f"timestamp, {heading}, power.draw [W]", smi_rows(apart_ms, columns))
+        energies, out = imported(capsys, "--device", "gpu0")
+        assert energies == BOTH
+        assert f"2 devices by the column '{heading}': gpu0 ({columns[0]}), gpu1 ({columns[1]})" in out
+        assert set(read_run("run.h5").lines) == {"gpu0.meter", "gpu1.meter"}
+        assert joules(capsys, "verify", "run.h5")[0] == 0
+
+    def test_one_behind_the_other_in_the_file_are_told_apart(self, write, capsys):
+        rows = [*smi_rows()]
+        self.log("timestamp, index, power.draw [W]", [*rows[::2], *rows[1::2]])
+        assert imported(capsys)[0] == BOTH
+
+    def test_of_a_column_that_no_list_knows_are_told_apart_where_it_is_asked_for(self, write, capsys):
+        self.log("timestamp, slot, power.draw [W]", smi_rows(columns=("a", "b")))
+        energies, _ = imported(capsys, "--column", "power.draw [W]", "--device-column", "slot")
+        assert energies == BOTH
+
+    @pytest.mark.parametrize(
+        ("heading", "columns", "apart_ms", "why"),
+        [
+            ("", ("", ""), 0, "a column has to say which device"),
+            ("", ("", ""), 1, "rows come in bursts"),
+            ("name", ("NVIDIA H100", "NVIDIA H100"), 1, "rows come in bursts"),
+            ("name", ("NVIDIA H100", "NVIDIA H100"), 0, "a column has to say which device"),
+        ],
+    )
+    def test_are_refused_where_nothing_tells_them_apart(self, write, capsys, heading, columns, apart_ms, why):
+        self.log(", ".join(filter(None, ["timestamp", heading, "power.draw [W]"])), smi_rows(apart_ms, columns))
+        assert why in refused(capsys)
+
+    def test_phases_that_a_column_names_are_no_devices(self, write, capsys):
+        write("time_s,name,power_w", lambda i: f"{i / 10},{'forward' if i // 10 % 2 else 'backward'},100")
+        assert imported(capsys)[0] == THOUSAND_J
+
+    def test_bursts_of_one_device_are_one_device(self, write, capsys):
+        write("time_s,index,power_w", lambda i: f"{i // 2 * 0.2 + i % 2 * 0.01:.2f},0,100")
+        assert imported(capsys)[0] == {"node": pytest.approx(1000, rel=0.02)}
+
+    def test_failed_readings_are_missing_and_no_zeros(self, write, capsys):
+        words = ["[N/A]", "[Unknown Error]", "[Not Supported]", "ERR!", "N/A", "[GPU requires reset]"]
+        self.log("timestamp, index, power.draw [W]", smi_rows(failed=words))
+        assert imported(capsys)[0] == BOTH
+        info = joules(capsys, "info", "run.h5")[1]
+        assert info.count("98 good readings, 3 bad") == 2
