@@ -470,9 +470,13 @@ def _write_stream(
 
     Yields now and then how many bytes of the journal have been written since.
     """
+    # Written once, when all epochs are there: each time such a list is written anew its old texts stay in the file.
+    clocks: dict[str, list[tuple[str, int]]] = {}
     with journal_file.open("rb") as file:
         for epoch in epochs:
             groups = [_open_line(lines, epoch, index, contents) for index in range(len(epoch.names))]
+            for group in groups:
+                clocks.setdefault(group.name, []).append((epoch.clock, group["t_ns"].shape[0]))
             if not epoch.pieces:
                 continue
             unknown = np.zeros(len(epoch.pieces), np.int64)
@@ -480,6 +484,10 @@ def _write_stream(
                 unknown += _append_readings(groups, epoch.stream, arrays, epoch.pieces)
                 yield sum(array.nbytes for array in arrays.values())
             account.add_steps(epoch, unknown.tolist())
+    for name, of_line in clocks.items():
+        own = lines[name].attrs
+        own["clocks"] = [*own.get("clocks", []), *(clock for clock, _ in of_line)]
+        own["clock_first"] = [*own.get("clock_first", []), *(first for _, first in of_line)]
 
 
 def batches(file: BinaryIO, frames: StreamFrames, stream: Stream) -> Iterator[Arrays]:
@@ -529,8 +537,6 @@ def _open_line(lines: h5py.Group, epoch: StreamEpoch, index: int, contents: Cont
         codes = ((c.name, c.typecode, "raw code") for c in stream.columns)
         for column, dtype, units in (("t_board_ns", "i8", "ns"), ("t_ns", "i8", "ns"), ("flags", "u2", "bits"), *codes):
             make_dataset(group, column, np.empty(0, dtype), units)
-    group.attrs["clocks"] = [*group.attrs.get("clocks", []), epoch.clock]
-    group.attrs["clock_first"] = [*group.attrs.get("clock_first", []), group["t_ns"].shape[0]]
     return group
 
 
@@ -556,8 +562,11 @@ def _append_readings(
 
 def _write_clocks(file: h5py.File, contents: Contents) -> dict[int, tuple[ClockPiece, ...]]:
     group, mapped = file.create_group("clocks"), {}
+    read = {epoch for epoch, _ in contents.streams}
     for epoch, description in contents.descriptions.items():
         exchanges = sorted(contents.exchanges.get(epoch, []), key=lambda e: e.t1_host_ns)
+        if not exchanges and epoch not in read:
+            continue  # a life of the board of which nothing but its description came
         try:
             pieces = mapped[epoch] = map_clock(exchanges)
         except ClockError as error:

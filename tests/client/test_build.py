@@ -231,3 +231,23 @@ def test_many_short_events_and_long_ones_make_a_file_that_opens(out):
     with open_run(out) as file:
         assert len(file["events/t_ns"]) == len(events)
         assert max(map(len, file["events/values"].asstr()[:10])) > 65_000
+
+
+@pytest.mark.parametrize("has_readings", [False, True])
+def test_a_board_that_is_started_again_and_again_makes_no_run_file_grow_quadratically(tmp_path, has_readings):
+    """Twice as many lives of a board take twice the room, whether readings of them came or not."""
+
+    def bytes_of(lives):
+        pieces = head() + frames()
+        for life in range(1, lives + 1):
+            pieces.append(description(EPOCH + life))
+            if has_readings:
+                start_ns = life * 10**9
+                pieces += [encode(exchange(start_ns + k * 10**7, EPOCH + life)) for k in range(3)]
+                pieces += small_run.frames(1, 1, EPOCH + life, start_ns)
+        out = tmp_path / f"{lives}.h5"
+        build.build_run(make_journal(out, pieces + stop((lives + 2) * 10**9)), out)
+        return out.stat().st_size
+
+    few, more, most = (bytes_of(lives) for lives in (25, 50, 100))
+    assert most - more < 2.5 * (more - few) + 20_000
