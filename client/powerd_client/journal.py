@@ -43,7 +43,7 @@ from typing import BinaryIO
 from powerd_client import ownership
 from powerd_client.hostclock import started
 from powerd_core.errors import RunFileError, WireError
-from powerd_core.marks import RECORD, Marks, written
+from powerd_core.marks import RECORD, THREAD_BITS, Marks, is_sealing, unsealed_line, written
 from powerd_core.serde import check_json
 from powerd_core.wire import Event, FrameReader, Garbage, Message, encode
 
@@ -494,6 +494,8 @@ class MarkTail:
         self._done: dict[Path, int] = {}
         self._readers: dict[Path, FrameReader] = {}
         self._spent: list[Path] = []
+        self._cut: set[int] = set()
+        """Processes one of whose marks is damaged: what follows it has no meaning that can be trusted."""
         self.problems: dict[Path, str] = {}
         """Files that cannot be used, and why. They cost nothing else."""
 
@@ -544,6 +546,8 @@ class MarkTail:
 
     def _read_segment(self, path: Path, token: int, number: int, final: bool) -> list[Marks]:
         size, pieces = RECORD.size, list[Marks]()
+        if token in self._cut:
+            return pieces
         with _open_small(path) as file:
             records = os.fstat(file.fileno()).st_size // size
             base = number * records
@@ -556,7 +560,16 @@ class MarkTail:
                 while begin < count:
                     end = written(data, begin)
                     if end > begin:
-                        pieces.append(Marks(token, base + at + begin, data[begin * size : end * size]))
+                        plain, is_damaged = _unsealed(token, data[begin * size : end * size])
+                        pieces.append(Marks(token, base + at + begin, plain))
+                        if is_damaged:
+                            self._cut.add(token)
+                            bad = base + at + begin + len(plain) // size
+                            self.problems[path] = (
+                                f"{path.name} beside the journal is damaged: mark {bad} is not as it was written, "
+                                "and with those behind it is left out"
+                            )
+                            return pieces
                     elif final:
                         is_unused = data.count(0, begin * size) == len(data) - begin * size
                         end = count if is_unused else end + 1
@@ -575,7 +588,12 @@ class MarkTail:
         whole = data[: data.rfind(b"\n") + 1]
         self._done[path] -= len(data) - len(whole)
         documents = []
-        for text in whole.splitlines():
+        for line in whole.splitlines():
+            text = unsealed_line(line) if is_sealing(process) else line
+            if text is None:
+                if line.endswith(b"}"):  # not torn, by a process that was killed while writing it
+                    self.problems[path] = f"{path.name} beside the journal is damaged: a line of it is left out"
+                continue
             try:
                 # An attribute that is no finite number stays one that can be written: as the text it was.
                 document = json.loads(text, parse_constant=str)
@@ -610,6 +628,20 @@ class MarkTail:
             data = file.read()
         self._done[path] = self._done.get(path, 0) + len(data)
         return data
+
+
+def _unsealed(token: int, records: bytes) -> tuple[bytes, bool]:
+    """Records of a segment with their checks taken off, up to the first one that is damaged, and whether one is."""
+    if not is_sealing(token):
+        return records, False
+    import numpy as np
+
+    table = np.frombuffer(records, [("code", "<i4"), ("thread", "<u4"), ("t_ns", "<i8")]).copy()
+    thread = table["thread"] & np.uint32((1 << THREAD_BITS) - 1)
+    check = (table["t_ns"] + 3 * table["code"].astype(np.int64) + 7 * thread.astype(np.int64)) % 251 + 1
+    damaged = np.flatnonzero(table["thread"] >> np.uint32(THREAD_BITS) != check)
+    table["thread"] = thread
+    return table[: damaged[0] if len(damaged) else len(table)].tobytes(), bool(len(damaged))
 
 
 def _open_small(path: Path) -> BinaryIO:

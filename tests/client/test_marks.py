@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from powerd_client.journal import MarkTail
 from powerd_client.marks import MOST_EVENT_BYTES, MOST_EVENTS_BYTES, MarkWriter
-from powerd_core.marks import Mark
+from powerd_core.marks import RECORD, Mark, is_sealing
 from powerd_core.serde import MAX_DEPTH
 from powerd_core.wire import Message, decode, encode
 
@@ -372,3 +372,58 @@ def test_a_figure_that_stands_in_a_text_is_that_number(tmp_path):
     (attributes,) = (n["attributes"] for n in names if "kind" in n)
     assert attributes == {"batch_size": 64, "operations_per_sample": 3.6e9, "lr": "0.1"}
     assert not [n for n in names if "note" in n]
+
+
+def _damaged(path, bit):
+    data = bytearray(path.read_bytes())
+    data[bit // 8] ^= 1 << bit % 8
+    path.write_bytes(data)
+
+
+@given(st.integers(0, 16 * 8 * 40 - 1))
+def test_one_flipped_bit_in_a_segment_cuts_there_and_is_told(tmp_path_factory, bit):
+    """Whichever bit of a mark: no other phase comes of it, and what follows it is left out."""
+    folder = tmp_path_factory.mktemp("marks")
+    writer = MarkWriter(folder, segment_records=64)
+    kind = writer.kind("step", {}, "host")
+    for k in range(20):
+        writer.mark_at(kind, 1_000_000 + 1000 * k)
+        writer.mark_at(~kind, 1_000_500 + 1000 * k)
+    writer.close()
+    (segment,) = folder.glob("*.bin")
+    whole = [m for piece in MarkTail(folder, consume=False).read(final=True)[1] for m in piece]
+    assert len(whole) == 40
+    _damaged(segment, bit)
+    tail = MarkTail(folder, consume=True)
+    read = [m for piece in tail.read(final=True)[1] for m in piece]
+    # A time that became 0 is a mark that nobody wrote; else the check tells.
+    assert read == whole[: bit // 128]
+    assert [f"mark {bit // 128} is not as it was written" in text for text in tail.problems.values()] == [True]
+    tail.read(final=True)
+    assert segment.exists(), "what cannot be read is not deleted"
+
+
+def test_a_flipped_bit_in_a_line_of_names_is_told(tmp_path):
+    writer = MarkWriter(tmp_path)
+    writer.kind("forward", {}, "host")
+    writer.close()
+    (names,) = tmp_path.glob("*.names")
+    text = names.read_text()
+    for old, new in (("forward", "fosward"), ('"kind"', '"kine"')):
+        names.write_text(text.replace(old, new))
+        tail = MarkTail(tmp_path, consume=False)
+        documents, _ = tail.read()
+        assert not any("name" in document for document in documents)
+        assert ["a line of it is left out" in t for t in tail.problems.values()] == [True]
+    names.write_text(text)
+    assert any(d.get("name") == "forward" for d in MarkTail(tmp_path, consume=False).read()[0])
+
+
+def test_marks_of_a_release_without_checks_are_read(tmp_path):
+    token = 0x1234567890ABCDEF >> 1
+    assert not is_sealing(token)
+    (tmp_path / f"marks-{token:016x}.names").write_text('{"process": 5}\n{"kind": 0, "name": "step"}\n')
+    (tmp_path / f"marks-{token:016x}-000000.bin").write_bytes(RECORD.pack(0, 2**31 + 5, 7) + RECORD.pack(-1, 5, 9))
+    names, (marks,) = MarkTail(tmp_path, consume=False).read(final=True)
+    assert [n.get("name") for n in names] == [None, "step"]
+    assert [(m.thread, m.t_host_ns) for m in marks] == [(2**31 + 5, 7), (5, 9)]
