@@ -39,6 +39,7 @@ from torch.distributed import is_available as has_distributed
 from torch.utils import checkpoint
 
 from powerd_client.hostclock import now_ns
+from powerd_client.log import tell
 from powerd_client.marks import MarkWriter
 from powerd_client.pairing import MODEL_BY_CLASS, SAMPLES, common_attributes
 from powerd_client.phase import WATCH, Attribute, Phase, PhaseCodes
@@ -107,14 +108,14 @@ class TorchMarks:
     def disown(self) -> None:
         """This is the copy of a forked child: whose passes are in no run is told at the first of them."""
 
-        def tell(*_: object) -> None:
+        def tell_first(*_: object) -> None:
             self.mark = lambda *_: None
             if not any(other._writer.is_open for other in _meters):
                 # All children say the same at the same time: the run has it once.
                 text = f"{WATCH}a forked child process ran what is watched: {_IN_CHILDREN}"
                 self._writer.note_of_child(text, self._begun_ns)
 
-        self.mark = tell
+        self.mark = tell_first
 
     def codes(self, name: str, attributes: Mapping[str, Attribute]) -> PhaseCodes:
         """The codes of a phase kind, the same for the same name and attributes."""
@@ -151,6 +152,13 @@ class TorchMarks:
         if text not in self._noted:
             self._noted.add(text)
             self._writer.note(text, level)
+
+    def tell(self, text: str) -> None:
+        """Say what could not be marked, once: to the user, in the run, and so in every table."""
+        if text not in self._noted:
+            tell(text)
+            self.note(f"{WATCH}{text}")
+            self._noted.add(text)
 
     def track(self) -> int:
         """A thread number that no thread has: these are addresses, and even."""
@@ -268,8 +276,8 @@ class UpdateMarks:
             hook.remove()
         count = self.marks.backwards - self._backwards_before
         if count and not self._is_stepped:
-            self.marks.note(
-                f"{WATCH}backward ran {_times(count)}, and the step of the watched {self._name} was never called: "
+            self.marks.tell(
+                f"backward ran {_times(count)}, and the step of the watched {self._name} was never called: "
                 "no update of it is marked, and where no other is stepped, passes are not counted as batches; "
                 'watch the optimizer whose step is called, or mark each step with meter.phase("iteration")'
             )
@@ -698,8 +706,8 @@ class ForwardPasses:
         """Tell of backward passes with no forward before them, when the watch ends."""
         count = self._marks.backwards - self._backwards_before
         if count and not self._has_trained:
-            self._marks.note(
-                f"{WATCH}backward ran {_times(count)}, the watched {self._name} never: its forward cannot be seen; "
+            self._marks.tell(
+                f"backward ran {_times(count)}, the watched {self._name} never: its forward cannot be seen; "
                 'watch what the training calls, or mark its forward with meter.phase("forward")'
             )
         self._kinds.tell_unknown(self._name)
@@ -708,7 +716,7 @@ class ForwardPasses:
         """Tell of a model with which nothing was done in this process, when the meter is closed."""
         if self._marks.backwards == self._backwards_before and (not self._is_called or self._marks.was_sent):
             what = "was sent to child processes and not trained here" if self._is_called else "was never called here"
-            self._marks.note(f"{WATCH}the watched {self._name} {what}, and backward never ran: {_IN_CHILDREN}")
+            self._marks.tell(f"the watched {self._name} {what}, and backward never ran: {_IN_CHILDREN}")
 
 
 class _Call(NamedTuple):
@@ -817,8 +825,8 @@ class PassKinds:
         """Tell that no input had the stated size."""
         if self._looks and self._place is None:
             had = f"the first had {self._seen}" if self._seen else "it has no tensor that could say"
-            self._marks.note(
-                f"{WATCH}batch_size={self._stated} is stated, and no input of {name} has such a dimension ({had}): "
+            self._marks.tell(
+                f"batch_size={self._stated} is stated, and no input of {name} has such a dimension ({had}): "
                 "samples of the training are counted as stated, evaluations have none"
             )
 
@@ -919,7 +927,7 @@ class Watch:
         self.passes: ForwardPasses | None = None
         """What marks the model's own passes."""
         self._undo: list[Callable[[], object]] = []
-        self._marks = marks
+        self.marks = marks
         name = type(model).__name__
 
         def collected(_: object) -> None:
@@ -939,16 +947,16 @@ class Watch:
     ) -> None:
         """Call ``enter(module, args)`` before everything else that hooks the module (``enter(module, args, kwargs)``
         with ``with_kwargs``), and ``leave(module, args, output)`` also when it raises."""
-        assert self._marks is not None
+        assert self.marks is not None
         if isinstance(module, torch.jit.ScriptModule):
-            self._marks.note("scripted modules take no hooks: their forward is not marked (mark it with meter.phase)")
+            self.marks.note("scripted modules take no hooks: their forward is not marked (mark it with meter.phase)")
             return
-        first = Hook(enter, self._marks)
+        first = Hook(enter, self.marks)
         handle = module.register_forward_pre_hook(first, prepend=True, with_kwargs=with_kwargs)
         if with_kwargs:
             module._forward_pre_hooks_with_kwargs[handle.id] = first  # type: ignore[assignment]  # as below
         self.on_remove(handle.remove)
-        last = Hook(leave, self._marks)
+        last = Hook(leave, self.marks)
         handle = module.register_forward_hook(last, always_call=True)
         module._forward_hooks_always_called[handle.id] = last  # type: ignore[assignment]  # known as powerd's when copied
         self.on_remove(handle.remove)
@@ -1012,6 +1020,23 @@ def watch(
         updates = UpdateMarks(marks, marks.codes("update", own), optimizer, nests_closures=nests_closures)
         watch.on_remove(updates.close)
     return watch
+
+
+def watch_networks(watch: Watch, model: nn.Module, attributes: Mapping[str, Attribute]) -> None:
+    """Mark, as a part of a watch, ``forward`` of a model and of the networks right inside it, whichever the training
+    calls. Where there are several networks, each is a ``model`` by its name."""
+    marks = watch.marks
+    if marks is None:
+        return
+    networks = {name: inner for name, inner in model.named_children() if next(inner.parameters(), None) is not None}
+    calls: dict[int, list[_Call]] = {}
+    for name, network in (("", model), *networks.items()):
+        own = dict(attributes)
+        if name and len(networks) > 1:
+            own["model"] = f"{own['model']} {name}" if "model" in own else name
+        elif "model" not in own:
+            own[MODEL_BY_CLASS] = _class_and_size(model)
+        ForwardPasses(marks, own, type(network).__name__, calls=calls, only_training=True).hook(watch, network)
 
 
 def _label(marks: TorchMarks, model: nn.Module) -> str:
