@@ -616,7 +616,7 @@ def _write_clock(
 def _write_phases(file: h5py.File, phases: PhaseSpans, kinds: Sequence[dict[str, Any]]) -> None:
     group = file.create_group("phases")
     types = {"kind": np.int32, "process": np.int32, "cut": np.uint8, SAMPLES_COLUMN: np.int32}
-    samples = (SAMPLES_COLUMN,) if any(phases.samples) else ()
+    samples = (SAMPLES_COLUMN,) if phases.samples else ()
     for name in ("begin_ns", "end_ns", "kind", "parent", "process", "cut", *BOUND_COLUMNS, *samples):
         column = np.array(getattr(phases, name), types.get(name, np.int64))
         write_numbers(group, name, column, "ns" if name.endswith("_ns") else "1")

@@ -90,7 +90,7 @@ class PhaseSpans:
     begin_bound_ns: list[int] = field(default_factory=list)
     end_bound_ns: list[int] = field(default_factory=list)
     samples: list[int] = field(default_factory=list)
-    """Of a pass, or a step, of another size than ``batch_size`` says; else 0."""
+    """Of a pass, or a step, of another size than ``batch_size`` says; else 0. Empty where there is no such pass."""
     problems: list[tuple[int, str]] = field(default_factory=list)
     """Time and text of everything that did not fit, at most one text a kind of problem and phase."""
 
@@ -105,7 +105,6 @@ class PhaseSpans:
         self.cut.append(1)
         self.begin_bound_ns.append(mark.bound_ns)
         self.end_bound_ns.append(mark.bound_ns)
-        self.samples.append(0)
         return len(self.begin_ns) - 1
 
     def end(self, index: int, mark: Mark, *, is_cut: bool) -> None:
@@ -124,7 +123,7 @@ class PhaseSpans:
             setattr(self, name, [values[i] for i in order])
 
 
-_COLUMNS = tuple(name for name in PhaseSpans.__dataclass_fields__ if name != "problems")
+_COLUMNS = tuple(name for name in PhaseSpans.__dataclass_fields__ if name not in ("samples", "problems"))
 
 
 class Kinds:
@@ -464,7 +463,8 @@ def _insert(spans: PhaseSpans, kinds: Kinds, steps: Sequence[_Step]) -> None:
     """Add the steps as phases, each in front of the first that it holds."""
     steps = sorted(steps, key=lambda step: step.inside[0])
     first = np.array([step.inside[0] for step in steps])
-    columns = {name: np.array(getattr(spans, name), np.int64) for name in _COLUMNS}
+    every = (*_COLUMNS, "samples") if spans.samples else _COLUMNS
+    columns = {name: np.array(getattr(spans, name), np.int64) for name in every}
     place = np.arange(len(spans.kind))
     place += np.searchsorted(first, place, "right")
     columns["parent"] = np.append(place, -1)[columns["parent"]]
@@ -513,7 +513,7 @@ def take_samples(spans: PhaseSpans, kinds: Kinds) -> None:
 def spread_samples(spans: PhaseSpans, kinds: Kinds) -> None:
     """A step has the samples of the first forward pass in it, and so has what else it holds, unless these state another
     ``batch_size`` than the pass. ``spans`` are sorted."""
-    if not any(spans.samples):
+    if not spans.samples:
         return
     names = [entry["name"] for entry in kinds.entries]
     stated = [entry["attributes"].get("batch_size") for entry in kinds.entries]
