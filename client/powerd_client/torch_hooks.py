@@ -4,7 +4,11 @@ The outermost module's hooks mark its forward passes, each layer's hooks its for
 its steps. What has no hook is replaced when the first meter watches, for good; where no meter watches, it only passes
 calls on. `torch.autograd.backward` is what `Tensor.backward`, DDP, Lightning and Trainer come to. `GradScaler.step`
 calls an optimizer only when the gradients are finite, so the optimizer's hooks cannot tell a step that was skipped. A
-checkpoint calls the function that it recomputes from a place that no module's hook sees.
+checkpoint calls the function that it recomputes from a place that no module's hook sees. Compiled code runs no hooks:
+the call of `torch.compile`'s wrapper, and that of a model compiled in place, are marked around it.
+
+What none of these sees is told when the watch ends: backward without forward, an optimizer that is never stepped, a
+model that child processes train.
 
 PyTorch keeps hooks in dictionaries of the models and optimizers themselves, which are copied and saved with them. Of
 what a user copies, saves or sends to a process nothing may be powerd's, so these dictionaries are copied and pickled
@@ -29,7 +33,7 @@ from dataclasses import dataclass
 from itertools import count
 from threading import get_ident
 from types import MappingProxyType, MethodType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import _C, Tensor, nn
@@ -591,6 +595,13 @@ class Hook:
             self.marks.note(f"a hook failed, and phases may be missing: {type(error).__name__}: {error}")
 
 
+_Call = tuple[PhaseCodes | None, int]
+"""A call of a model that has not returned: the phase that it has begun, and the module, as its address, whose call ends
+it; `_SURE` for one that ends whatever is raised."""
+_RECOMPUTED = PhaseCodes(0, 0, 0)
+"""Stands for a recomputation that a call has begun."""
+
+
 class ForwardPasses:
     """The forward passes of one model: ``forward`` in training, ``evaluation`` without gradients or in eval mode.
 
@@ -622,28 +633,32 @@ class ForwardPasses:
         self, module: nn.Module, args: Any = (), kwargs: Mapping[str, Any] = _NOTHING, *, caller: int | None = None
     ) -> None:
         """The module is called; ``caller``: what ends the call, where that is not the module's own hook."""
-        calls = self._calls.setdefault(get_ident(), [])
+        thread = get_ident()
+        calls = self._calls.get(thread)
+        if calls is None:
+            calls = self._calls[thread] = []
         owner = id(module) if caller is None else caller
-        if calls and self._is_within(calls[0].owner, id(module)):
-            calls.append(_Call(False, owner))
+        if calls and self._is_within(calls[0][1], id(module)):
+            calls.append((None, owner))
             return
         while calls:  # an interrupt left it: only exceptions that are an Exception reach a hook
             self.leave(failed=True)
         if graph_task() != -1:
-            calls.append(_Call(self._marks.begin_recompute(), owner))
+            calls.append((_RECOMPUTED if self._marks.begin_recompute() else None, owner))
             return
         self._is_called = True
-        with_gradients = torch.is_grad_enabled()
-        self._has_trained = self._has_trained or with_gradients
-        is_training = module.training and with_gradients
+        is_training = torch.is_grad_enabled()
+        if is_training:
+            self._has_trained = True
+            is_training = module.training
         if self._only_training and not is_training:
-            calls.append(_Call(False, owner))
+            calls.append((None, owner))
             return
-        codes, attributes = self._kinds.of(args, kwargs, is_training=is_training)
+        codes, attributes = self._kinds.of(args, kwargs, is_training)
         if is_training:
             self._marks.run_forward(attributes)
         self._marks.begin(codes)
-        calls.append(_Call(codes, owner))
+        calls.append((codes, owner))
 
     @staticmethod
     def _is_within(outermost: int, module: int) -> bool:
@@ -653,11 +668,11 @@ class ForwardPasses:
     def leave(self, *, failed: bool) -> None:
         """The module has returned or raised."""
         calls = self._calls.get(get_ident())
-        begun = calls.pop().begun if calls else False
-        if isinstance(begun, PhaseCodes):
-            self._marks.mark(begun.cut if failed else begun.end)
-        elif begun:
+        begun = calls.pop()[0] if calls else None
+        if begun is _RECOMPUTED:
             self._marks.end_recompute()
+        elif begun is not None:
+            self._marks.mark(begun.cut if failed else begun.end)
 
     def around(self, module: nn.Module, call: _Function, *args: Any, **kwargs: Any) -> Any:
         """``call(*args, **kwargs)``, marked as the call of a module that it calls where no hook sees that."""
@@ -719,15 +734,6 @@ class ForwardPasses:
             self._marks.tell(f"the watched {self._name} {what}, and backward never ran: {_IN_CHILDREN}")
 
 
-class _Call(NamedTuple):
-    """A call of a model that has not returned."""
-
-    begun: PhaseCodes | bool
-    """The phase that it has begun; True for a recomputation, False for nothing."""
-    owner: int
-    """The module, as its address, whose call ends it; `_SURE` for one that ends whatever is raised."""
-
-
 class CompiledCall:
     """The call of a model that was compiled in place, with marks around it. PyTorch leaves it out of what it copies and
     pickles; where a model's class copies all that it has, the copy has the compiled call alone."""
@@ -785,9 +791,7 @@ class PassKinds:
         self._trained = marks.codes("forward", attributes), attributes
         self._evaluated = marks.codes("evaluation", attributes), attributes
 
-    def of(
-        self, args: Any, kwargs: Mapping[str, Any], *, is_training: bool
-    ) -> tuple[PhaseCodes, Mapping[str, Attribute]]:
+    def of(self, args: Any, kwargs: Mapping[str, Any], is_training: bool) -> tuple[PhaseCodes, Mapping[str, Attribute]]:
         """The codes and attributes of a pass with this input."""
         if not self.sees_sizes:
             return self._trained if is_training else self._evaluated

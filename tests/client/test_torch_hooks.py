@@ -1,6 +1,9 @@
 """What `Meter.watch` marks, on small real models: passes, updates and layers, in one thread and in several."""
 
 import gc
+import os
+import subprocess
+import sys
 import threading
 import weakref
 
@@ -9,8 +12,10 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from powerd_client import torch_hooks
+from powerd_client import open_run, torch_hooks
+from powerd_client.runfile import read_objects
 from powerd_core.errors import ConfigError
+from support.steady import steady_daemon
 from support.tape import TapedMeter
 
 X, Y = torch.randn(4, 3), torch.randn(4, 2)
@@ -616,6 +621,46 @@ def test_a_watched_model_that_is_never_called_is_told(meter):
     meter.close()
     (note,) = meter.tape.notes
     assert note.startswith("watch: the watched Sequential was never called here, and backward never ran")
+
+
+CHILDREN = """
+import sys
+import torch
+import torch.multiprocessing as mp
+from torch import nn
+from powerd_client import Meter
+
+def train(model):
+    model(torch.randn(4, 3)).sum().backward()
+
+if __name__ == "__main__":
+    how, board, out = sys.argv[1:]
+    model = nn.Linear(3, 2)
+    with Meter(board, out, quiet=True) as meter:
+        meter.watch(model)
+        for _ in range(2):
+            child = mp.get_context(how).Process(target=train, args=(model,))
+            child.start()
+            child.join()
+            assert child.exitcode == 0
+        model.eval()(torch.randn(4, 3))
+"""
+
+
+@pytest.mark.parametrize(("how", "what"), [("fork", "a forked child process ran"), ("spawn", "was sent to child")])
+def test_what_child_processes_train_is_told_once(tmp_path, how, what):
+    script, out = tmp_path / "script.py", tmp_path / "run.h5"
+    script.write_text(CHILDREN)
+    with steady_daemon() as daemon:
+        command = [sys.executable, script, how, daemon.url, out]
+        subprocess.run(command, check=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    with open_run(out) as file:
+        told = [m["text"] for m in read_objects(file["messages"]) if m["text"].startswith("watch: ")]
+        kinds = [kind["name"] for kind in read_objects(file["phases/kinds"])]
+        names = [kinds[k] for k in file["phases/kind"][:]]
+    assert names == ["evaluation"]
+    assert len(told) == 1
+    assert what in told[0]
 
 
 def test_a_model_in_eval_mode_that_is_trained_is_no_news(meter):
