@@ -166,7 +166,9 @@ _COLUMNS: tuple[tuple[Any, ...], ...] = (
      "spread of the single phases of a run: their standard deviation, no uncertainty", "sd s"),
     ("sd_j", "number", "J", "none", "none", "the same of their joules, noise of the sensor included", "sd J"),
     ("power_w", "number", "W", "again", "again", "joules over seconds", "W", "≥"),
-    ("samples_per_s", "number", "1/s", "mean", "first", "batch_size over seconds", "samples/s"),
+    ("samples_per_batch", "number", "1", "mean", "first",
+     "mean samples of one phase or iteration, where some had another size than batch_size"),
+    ("samples_per_s", "number", "1/s", "mean", "first", "samples over seconds", "samples/s"),
     ("time_s", "number", "s", "mean", "greatest", "duration of the total or the run", "s"),
     ("energy_j", "number", "J", "again", "again", "joules of the total or the run", "J", "≥"),
     ("edp_js", "number", "J s", "again", "again", "energy_j x time_s; of phases, j_per_batch x s_per_batch",
@@ -174,7 +176,7 @@ _COLUMNS: tuple[tuple[Any, ...], ...] = (
     ("ed2p_js2", "number", "J s2", "again", "again", "energy_j x time_s²; of phases, of their means", "ED2P (J s²)",
      "≥"),
     ("j_per_sample", "number", "J", "again", "again",
-     "j_per_batch over batch_size; of ranks that are added up, over all their batches", "J/sample", "≥"),
+     "j_per_batch over the samples of a batch; of ranks that are added up, over all their batches", "J/sample", "≥"),
     ("samples_per_j", "number", "1/J", "again", "again", "one over that", "samples/J", "≤"),
     ("s_per_sample", "number", "s", "again", "again", "s_per_batch over the same", "s/sample"),
     ("edp_per_sample_js", "number", "J s", "again", "again", "j_per_sample x s_per_sample", "EDP/sample (J s)", "≥"),
@@ -586,7 +588,8 @@ def worked_out(frame: Frame) -> Frame:
     """The frame with everything that follows from its joules and seconds worked out again, however these came about."""
     frame = frame.copy()
     is_phase, is_total = (np.asarray(frame["kind"] == kind) for kind in ("phase", "total"))
-    n, batch = floats(frame, "iterations"), floats(frame, "batch_size")
+    n, seen = floats(frame, "iterations"), floats(frame, "samples_per_batch")
+    batch = np.where(np.isnan(seen), floats(frame, "batch_size"), seen)
     has_batches = is_total & is_known(frame, "s_per_batch") & (n > 0)
     for each, whole in (("s_per_batch", "time_s"), ("j_per_batch", "energy_j")):
         mean = np.divide(floats(frame, whole), n, where=n > 0, out=np.full(len(frame), np.nan))
@@ -840,8 +843,9 @@ def _stated(attributes: Mapping[str, Any], setting: Enforced | None = None) -> d
 
 _SAME_NAMES = (
     "phase", "timing", "method", "iterations", "n", "s_per_batch", "j_per_batch", "u_statistical_j", "u_systematic_j",
-    "rectangle_j", "samples_per_s", "time_s", "energy_j", "phases_j", "rest_j", "missing_s", "off_by_j",
-    "ranks_counted", "is_lower_bound", "provenance", "sd_s", "sd_j", "is_iteration", "batches_per_optimizer_step",
+    "rectangle_j", "samples_per_batch", "samples_per_s", "time_s", "energy_j", "phases_j", "rest_j", "missing_s",
+    "off_by_j", "ranks_counted", "is_lower_bound", "provenance", "sd_s", "sd_j", "is_iteration",
+    "batches_per_optimizer_step",
 )  # fmt: skip
 """Columns that a row of the table has under the same name."""
 

@@ -124,6 +124,8 @@ class PhaseRow:
     """The most that missing readings can have moved the mean; part of ``u_systematic_j``. Clipped ones apart."""
     is_lower_bound: bool
     note: str
+    samples_per_batch: float | None = None
+    """The mean number of samples of one phase, where some had another size than ``batch_size``."""
     sd_s: float | None = None
     sd_j: float | None = None
     """Spread of the single phases: their standard deviation, noise of the sensor included. It is no uncertainty of the
@@ -177,6 +179,8 @@ class TotalRow:
     is_mixed: bool = False
     """Phases of different kinds and numbers without an iteration, evaluation beside the passes, or an optimizer that is
     never stepped: there is no figure of one batch."""
+    samples_per_batch: float | None = None
+    """The mean number of samples of one iteration, where some had another size than ``batch_size``."""
     rectangle_j: float = 0.0
     """The one rectangle that the limits within ``u_systematic_j`` amount to."""
     off_by_j: float = 0.0
@@ -639,7 +643,8 @@ def _phase_row(seen: _Seen, label: int, name: str, ranks: int) -> PhaseRow:
         )
     if magnified is not None:
         note = joined(note, magnified.note) if mean is None else joined(magnified.note, note)
-    batch = number({**dict(kind.group), **kind.attributes}, "batch_size")
+    stated = number({**dict(kind.group), **kind.attributes}, "batch_size")
+    batch = p.samples_of([label], stated)
     return PhaseRow(
         group=dict(kind.group),
         is_iteration=kind.is_iteration,
@@ -656,6 +661,7 @@ def _phase_row(seen: _Seen, label: int, name: str, ranks: int) -> PhaseRow:
         **_uncertainties(mean, clip, mean.u95_j if mean else 0.0),
         power_w=mean.energy_j / s_mean if mean and s_mean else None,
         samples_per_s=batch / s_mean if batch and s_mean else None,
+        samples_per_batch=None if batch == stated else batch,
         missing_s=float(columns.missing_s[ended].sum()),
         off_by_j=float(columns.off_by_j[used].mean()) / ranks if used.any() else 0.0,
         sd_s=_spread(columns.duration_s[ended]),
@@ -726,7 +732,8 @@ def _total_row(seen: _Seen, labels: Sequence[int], rows: Mapping[int, PhaseRow])
         rest_j, note = _rest(seen, labels, rows, outer, stretches, total.energy_j)
         notes.append(note)
     notes.append(seen.setting_note(labels))
-    batch, iterations = number(dict(kind.group), "batch_size"), iterations_of(seen.run, labels)
+    stated, iterations = number(dict(kind.group), "batch_size"), iterations_of(seen.run, labels)
+    batch = _samples_of_iterations(seen.run, labels, stated)
     mixed = _mixture(seen.run, labels, outer)
     if mixed and batch:
         notes.append(f"no figures of a batch: {mixed}")
@@ -742,6 +749,7 @@ def _total_row(seen: _Seen, labels: Sequence[int], rows: Mapping[int, PhaseRow])
         power_w=mean_power_w(total.energy_j, time_s) if total and time_s > 0 else None,
         edp_js=edp_js(total.energy_j, time_s) if total else None,
         samples_per_s=iterations * batch / time_s if batch and iterations and time_s > 0 else None,
+        samples_per_batch=None if batch == stated else batch,
         gflops_per_w_paper=None,
         gflops_per_w_executed=None,
         gflops_basis="",
@@ -753,6 +761,11 @@ def _total_row(seen: _Seen, labels: Sequence[int], rows: Mapping[int, PhaseRow])
         ranks_counted=counted,
         batches_per_optimizer_step=None if mixed else _accumulated(seen.run, labels, iterations),
     )
+
+
+def _samples_of_iterations(run: Run, labels: Sequence[int], stated: float | None) -> float | None:
+    own = [i for i in iteration_labels(run, family_of(run, labels)) if i in labels]
+    return run.phases.samples_of(own, stated)
 
 
 ACCUMULATED = 1.5
@@ -841,7 +854,7 @@ def _gflops_by_basis(seen: _Seen, labels: Sequence[int], rows: Mapping[int, Phas
     operations, executed = (
         next((v for i in labels if (v := number(classes[i].attributes, name))), None) for name in (OPERATIONS, EXECUTED)
     )
-    batch = number(dict(classes[labels[0]].group), "batch_size")
+    batch = _samples_of_iterations(seen.run, labels, number(dict(classes[labels[0]].group), "batch_size"))
     passes = {classes[i].name: i for i in labels if classes[i].name in (FORWARD, "backward")}
     is_of_one_model = all(classes[i].shown[-1] == classes[i].name for i in passes.values())
     if not ((operations or executed) and batch and passes and is_of_one_model):

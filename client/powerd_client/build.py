@@ -25,11 +25,21 @@ from powerd_client.device_timing import DeviceTimes
 from powerd_client.hostclock import FARTHEST_NS, time_of
 from powerd_client.losses import LossAccount, StreamEpoch, StreamFrames, clock_name, in_order
 from powerd_client.ownership import foreign
-from powerd_client.pairing import Kinds, PhaseSpans, ProcessNames, add_iterations, name_models, pair_marks
+from powerd_client.pairing import (
+    Kinds,
+    PhaseSpans,
+    ProcessNames,
+    add_iterations,
+    name_models,
+    pair_marks,
+    spread_samples,
+    take_samples,
+)
 from powerd_client.runfile import (
     BOUND_COLUMNS,
     FORMAT,
     FORMAT_VERSION,
+    SAMPLES_COLUMN,
     Progress,
     clean,
     make_dataset,
@@ -281,8 +291,10 @@ def phases_of(contents: Contents) -> tuple[PhaseSpans, list[dict[str, Any]], lis
     phases.sort()
     for t_ns, text in phases.problems:
         contents.note("warning", text, t_ns)
+    take_samples(phases, kinds)
     add_iterations(phases, kinds)
     name_models(phases, kinds)
+    spread_samples(phases, kinds)
     return phases, kinds.entries, processes
 
 
@@ -612,8 +624,9 @@ def _write_clock(
 
 def _write_phases(file: h5py.File, phases: PhaseSpans, kinds: Sequence[dict[str, Any]]) -> None:
     group = file.create_group("phases")
-    types = {"kind": np.int32, "process": np.int32, "cut": np.uint8}
-    for name in ("begin_ns", "end_ns", "kind", "parent", "process", "cut", *BOUND_COLUMNS):
+    types = {"kind": np.int32, "process": np.int32, "cut": np.uint8, SAMPLES_COLUMN: np.int32}
+    samples = (SAMPLES_COLUMN,) if phases.samples else ()
+    for name in ("begin_ns", "end_ns", "kind", "parent", "process", "cut", *BOUND_COLUMNS, *samples):
         column = np.array(getattr(phases, name), types.get(name, np.int64))
         write_numbers(group, name, column, "ns" if name.endswith("_ns") else "1")
     write_documents(group, "kinds", kinds)

@@ -41,8 +41,8 @@ from powerd_core.serde import MAX_DEPTH, MAX_NAME, check_json
 
 MANY_KINDS = 1000
 """So many values of one attribute are a counter, and no setting by which anybody compares phases."""
-_LAYER = "layer"
-"""The attribute by which `Meter.watch` tells the layers of a model apart."""
+_OF_A_WATCH = ("layer", "samples_in_pass")
+"""The attributes by which `Meter.watch` tells the layers of a model and the sizes of its passes apart."""
 MOST_EVENT_BYTES = 64 << 10
 """An event's name and values, as JSON, take no more."""
 MOST_EVENTS_BYTES = 32 << 20
@@ -304,7 +304,7 @@ def crowded(kinds: Iterable[tuple[str, Mapping[str, object]]]) -> list[str]:
         f"with its own rows in every table; leave {attribute!r} out, and use `joules tables RUN --table iterations "
         "--format csv` instead for a row each time"
         for (name, attribute), of in values.items()
-        if len(of) >= MANY_KINDS and attribute != _LAYER
+        if len(of) >= MANY_KINDS and attribute not in _OF_A_WATCH
     ]
 
 

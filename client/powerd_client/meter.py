@@ -219,12 +219,13 @@ class Meter:
         """Mark ``forward`` (or ``evaluation``), ``backward`` and each optimizer's ``update`` from now on, by PyTorch's
         own hooks; docs/howto/training.md says what each phase holds and what cannot be marked.
 
-        ``model``          the module that the training calls: the outermost, as DDP's or `torch.compile`'s wrapper
+        ``model``          the module that the training calls, or the one inside it that `torch.compile` wrapped
         ``layers``         mark every layer too, in forward and backward
         ``loader``         mark the waits for its batches as ``data``: iterate over the returned watch's ``loader``
         ``communication``  mark what DDP reduces while backward goes on (by a communication hook)
-        ``attributes``     of all these phases; ``backward``, which knows no model, has those of the models that ran
-                           forward before it
+        ``attributes``     of all these phases. Passes of another size than ``batch_size`` count the samples that their
+                           input has. ``backward``, which knows no model, has those of the models that ran forward
+                           before it
 
         A model that this meter watches already is watched anew, not twice. Raises `ConfigError` for arguments of the
         wrong type; after that, nothing.

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial, reduce
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 import numpy as np
 
@@ -89,6 +89,8 @@ class PhaseSpans:
     cut: list[int] = field(default_factory=list)
     begin_bound_ns: list[int] = field(default_factory=list)
     end_bound_ns: list[int] = field(default_factory=list)
+    samples: list[int] = field(default_factory=list)
+    """Of a pass, or a step, of another size than ``batch_size`` says; else 0. Empty where there is no such pass."""
     problems: list[tuple[int, str]] = field(default_factory=list)
     """Time and text of everything that did not fit, at most one text a kind of problem and phase."""
 
@@ -121,7 +123,7 @@ class PhaseSpans:
             setattr(self, name, [values[i] for i in order])
 
 
-_COLUMNS = tuple(name for name in PhaseSpans.__dataclass_fields__ if name != "problems")
+_COLUMNS = tuple(name for name in PhaseSpans.__dataclass_fields__ if name not in ("samples", "problems"))
 
 
 class Kinds:
@@ -461,7 +463,8 @@ def _insert(spans: PhaseSpans, kinds: Kinds, steps: Sequence[_Step]) -> None:
     """Add the steps as phases, each in front of the first that it holds."""
     steps = sorted(steps, key=lambda step: step.inside[0])
     first = np.array([step.inside[0] for step in steps])
-    columns = {name: np.array(getattr(spans, name), np.int64) for name in _COLUMNS}
+    every = (*_COLUMNS, "samples") if spans.samples else _COLUMNS
+    columns = {name: np.array(getattr(spans, name), np.int64) for name in every}
     place = np.arange(len(spans.kind))
     place += np.searchsorted(first, place, "right")
     columns["parent"] = np.append(place, -1)[columns["parent"]]
@@ -486,6 +489,52 @@ def _insert(spans: PhaseSpans, kinds: Kinds, steps: Sequence[_Step]) -> None:
 def common_attributes(each: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The attributes that all have, with the same value."""
     return {name: value for name, value in each[0].items() if all(a.get(name) == value for a in each)} if each else {}
+
+
+# -- passes of another size --------------------------------------------------------------------------------------------
+
+
+def take_samples(spans: PhaseSpans, kinds: Kinds) -> None:
+    """Make the attribute `SAMPLES` of watched passes into the column ``samples``: passes of all sizes are one kind."""
+    own = {k: n for k, entry in enumerate(kinds.entries) if _is_count(n := entry["attributes"].get(SAMPLES))}
+    if not own:
+        return
+    plain: dict[int, int] = {}
+    for k in own:
+        entry = kinds.entries[k]
+        attributes = {name: value for name, value in entry["attributes"].items() if name != SAMPLES}
+        plain[k] = kinds.number({**entry, "attributes": attributes})
+    spans.samples = [own.get(kind, 0) for kind in spans.kind]
+    spans.kind = [plain.get(kind, kind) for kind in spans.kind]
+    for k, of_all_sizes in plain.items():
+        kinds.entries[k] = kinds.entries[of_all_sizes]
+
+
+def spread_samples(spans: PhaseSpans, kinds: Kinds) -> None:
+    """A step has the samples of the first forward pass in it, and so has what else it holds, unless these state another
+    ``batch_size`` than the pass. ``spans`` are sorted."""
+    if not spans.samples:
+        return
+    names = [entry["name"] for entry in kinds.entries]
+    stated = [entry["attributes"].get("batch_size") for entry in kinds.entries]
+    of_step: dict[int, tuple[int, object]] = {}
+    """By step: the samples of its first pass, and the size that it states."""
+    step_of: list[int] = []
+    for i, (kind, above) in enumerate(zip(spans.kind, spans.parent, strict=True)):
+        around = step_of[above] if above >= 0 else -1
+        is_step = names[kind] == ITERATION or is_own_iteration(names[kind])
+        step_of.append(i if around < 0 and is_step else around)
+        if names[kind] == _FORWARD and around >= 0:
+            of_step.setdefault(around, (spans.samples[i], stated[kind]))
+    for i, kind in enumerate(spans.kind):
+        samples, of_pass = of_step.get(step_of[i], (0, None))
+        has_own = names[kind] in (_FORWARD, *_APART) or spans.samples[i] > 0
+        if samples and not has_own and stated[kind] in (None, of_pass):
+            spans.samples[i] = samples
+
+
+def _is_count(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 < value < 1 << 31
 
 
 # -- which model nobody named ------------------------------------------------------------------------------------------

@@ -4,7 +4,11 @@ The outermost module's hooks mark its forward passes, each layer's hooks its for
 its steps. What has no hook is replaced when the first meter watches, for good; where no meter watches, it only passes
 calls on. `torch.autograd.backward` is what `Tensor.backward`, DDP, Lightning and Trainer come to. `GradScaler.step`
 calls an optimizer only when the gradients are finite, so the optimizer's hooks cannot tell a step that was skipped. A
-checkpoint calls the function that it recomputes from a place that no module's hook sees.
+checkpoint calls the function that it recomputes from a place that no module's hook sees. Compiled code runs no hooks:
+the call of `torch.compile`'s wrapper, and that of a model compiled in place, are marked around it.
+
+What none of these sees is told when the watch ends: backward without forward, an optimizer that is never stepped, a
+model that child processes train.
 
 PyTorch keeps hooks in dictionaries of the models and optimizers themselves, which are copied and saved with them. Of
 what a user copies, saves or sends to a process nothing may be powerd's, so these dictionaries are copied and pickled
@@ -29,7 +33,7 @@ from dataclasses import dataclass
 from itertools import count
 from threading import get_ident
 from types import MappingProxyType, MethodType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import _C, Tensor, nn
@@ -39,6 +43,7 @@ from torch.distributed import is_available as has_distributed
 from torch.utils import checkpoint
 
 from powerd_client.hostclock import now_ns
+from powerd_client.log import tell
 from powerd_client.marks import MarkWriter
 from powerd_client.pairing import MODEL_BY_CLASS, SAMPLES, common_attributes
 from powerd_client.phase import WATCH, Attribute, Phase, PhaseCodes
@@ -107,14 +112,14 @@ class TorchMarks:
     def disown(self) -> None:
         """This is the copy of a forked child: whose passes are in no run is told at the first of them."""
 
-        def tell(*_: object) -> None:
+        def tell_first(*_: object) -> None:
             self.mark = lambda *_: None
             if not any(other._writer.is_open for other in _meters):
                 # All children say the same at the same time: the run has it once.
                 text = f"{WATCH}a forked child process ran what is watched: {_IN_CHILDREN}"
                 self._writer.note_of_child(text, self._begun_ns)
 
-        self.mark = tell
+        self.mark = tell_first
 
     def codes(self, name: str, attributes: Mapping[str, Attribute]) -> PhaseCodes:
         """The codes of a phase kind, the same for the same name and attributes."""
@@ -151,6 +156,13 @@ class TorchMarks:
         if text not in self._noted:
             self._noted.add(text)
             self._writer.note(text, level)
+
+    def tell(self, text: str) -> None:
+        """Say what could not be marked, once: to the user, in the run, and so in every table."""
+        if text not in self._noted:
+            tell(text)
+            self.note(f"{WATCH}{text}")
+            self._noted.add(text)
 
     def track(self) -> int:
         """A thread number that no thread has: these are addresses, and even."""
@@ -268,8 +280,8 @@ class UpdateMarks:
             hook.remove()
         count = self.marks.backwards - self._backwards_before
         if count and not self._is_stepped:
-            self.marks.note(
-                f"{WATCH}backward ran {_times(count)}, and the step of the watched {self._name} was never called: "
+            self.marks.tell(
+                f"backward ran {_times(count)}, and the step of the watched {self._name} was never called: "
                 "no update of it is marked, and where no other is stepped, passes are not counted as batches; "
                 'watch the optimizer whose step is called, or mark each step with meter.phase("iteration")'
             )
@@ -583,6 +595,13 @@ class Hook:
             self.marks.note(f"a hook failed, and phases may be missing: {type(error).__name__}: {error}")
 
 
+_Call = tuple[PhaseCodes | None, int]
+"""A call of a model that has not returned: the phase that it has begun, and the module, as its address, whose call ends
+it; `_SURE` for one that ends whatever is raised."""
+_RECOMPUTED = PhaseCodes(0, 0, 0)
+"""Stands for a recomputation that a call has begun."""
+
+
 class ForwardPasses:
     """The forward passes of one model: ``forward`` in training, ``evaluation`` without gradients or in eval mode.
 
@@ -614,28 +633,32 @@ class ForwardPasses:
         self, module: nn.Module, args: Any = (), kwargs: Mapping[str, Any] = _NOTHING, *, caller: int | None = None
     ) -> None:
         """The module is called; ``caller``: what ends the call, where that is not the module's own hook."""
-        calls = self._calls.setdefault(get_ident(), [])
+        thread = get_ident()
+        calls = self._calls.get(thread)
+        if calls is None:
+            calls = self._calls[thread] = []
         owner = id(module) if caller is None else caller
-        if calls and self._is_within(calls[0].owner, id(module)):
-            calls.append(_Call(False, owner))
+        if calls and self._is_within(calls[0][1], id(module)):
+            calls.append((None, owner))
             return
         while calls:  # an interrupt left it: only exceptions that are an Exception reach a hook
             self.leave(failed=True)
         if graph_task() != -1:
-            calls.append(_Call(self._marks.begin_recompute(), owner))
+            calls.append((_RECOMPUTED if self._marks.begin_recompute() else None, owner))
             return
         self._is_called = True
-        with_gradients = torch.is_grad_enabled()
-        self._has_trained = self._has_trained or with_gradients
-        is_training = module.training and with_gradients
+        is_training = torch.is_grad_enabled()
+        if is_training:
+            self._has_trained = True
+            is_training = module.training
         if self._only_training and not is_training:
-            calls.append(_Call(False, owner))
+            calls.append((None, owner))
             return
-        codes, attributes = self._kinds.of(args, kwargs, is_training=is_training)
+        codes, attributes = self._kinds.of(args, kwargs, is_training)
         if is_training:
             self._marks.run_forward(attributes)
         self._marks.begin(codes)
-        calls.append(_Call(codes, owner))
+        calls.append((codes, owner))
 
     @staticmethod
     def _is_within(outermost: int, module: int) -> bool:
@@ -645,11 +668,11 @@ class ForwardPasses:
     def leave(self, *, failed: bool) -> None:
         """The module has returned or raised."""
         calls = self._calls.get(get_ident())
-        begun = calls.pop().begun if calls else False
-        if isinstance(begun, PhaseCodes):
-            self._marks.mark(begun.cut if failed else begun.end)
-        elif begun:
+        begun = calls.pop()[0] if calls else None
+        if begun is _RECOMPUTED:
             self._marks.end_recompute()
+        elif begun is not None:
+            self._marks.mark(begun.cut if failed else begun.end)
 
     def around(self, module: nn.Module, call: _Function, *args: Any, **kwargs: Any) -> Any:
         """``call(*args, **kwargs)``, marked as the call of a module that it calls where no hook sees that."""
@@ -698,8 +721,8 @@ class ForwardPasses:
         """Tell of backward passes with no forward before them, when the watch ends."""
         count = self._marks.backwards - self._backwards_before
         if count and not self._has_trained:
-            self._marks.note(
-                f"{WATCH}backward ran {_times(count)}, the watched {self._name} never: its forward cannot be seen; "
+            self._marks.tell(
+                f"backward ran {_times(count)}, the watched {self._name} never: its forward cannot be seen; "
                 'watch what the training calls, or mark its forward with meter.phase("forward")'
             )
         self._kinds.tell_unknown(self._name)
@@ -708,16 +731,7 @@ class ForwardPasses:
         """Tell of a model with which nothing was done in this process, when the meter is closed."""
         if self._marks.backwards == self._backwards_before and (not self._is_called or self._marks.was_sent):
             what = "was sent to child processes and not trained here" if self._is_called else "was never called here"
-            self._marks.note(f"{WATCH}the watched {self._name} {what}, and backward never ran: {_IN_CHILDREN}")
-
-
-class _Call(NamedTuple):
-    """A call of a model that has not returned."""
-
-    begun: PhaseCodes | bool
-    """The phase that it has begun; True for a recomputation, False for nothing."""
-    owner: int
-    """The module, as its address, whose call ends it; `_SURE` for one that ends whatever is raised."""
+            self._marks.tell(f"the watched {self._name} {what}, and backward never ran: {_IN_CHILDREN}")
 
 
 class CompiledCall:
@@ -777,9 +791,7 @@ class PassKinds:
         self._trained = marks.codes("forward", attributes), attributes
         self._evaluated = marks.codes("evaluation", attributes), attributes
 
-    def of(
-        self, args: Any, kwargs: Mapping[str, Any], *, is_training: bool
-    ) -> tuple[PhaseCodes, Mapping[str, Attribute]]:
+    def of(self, args: Any, kwargs: Mapping[str, Any], is_training: bool) -> tuple[PhaseCodes, Mapping[str, Attribute]]:
         """The codes and attributes of a pass with this input."""
         if not self.sees_sizes:
             return self._trained if is_training else self._evaluated
@@ -817,8 +829,8 @@ class PassKinds:
         """Tell that no input had the stated size."""
         if self._looks and self._place is None:
             had = f"the first had {self._seen}" if self._seen else "it has no tensor that could say"
-            self._marks.note(
-                f"{WATCH}batch_size={self._stated} is stated, and no input of {name} has such a dimension ({had}): "
+            self._marks.tell(
+                f"batch_size={self._stated} is stated, and no input of {name} has such a dimension ({had}): "
                 "samples of the training are counted as stated, evaluations have none"
             )
 
@@ -919,7 +931,7 @@ class Watch:
         self.passes: ForwardPasses | None = None
         """What marks the model's own passes."""
         self._undo: list[Callable[[], object]] = []
-        self._marks = marks
+        self.marks = marks
         name = type(model).__name__
 
         def collected(_: object) -> None:
@@ -939,16 +951,16 @@ class Watch:
     ) -> None:
         """Call ``enter(module, args)`` before everything else that hooks the module (``enter(module, args, kwargs)``
         with ``with_kwargs``), and ``leave(module, args, output)`` also when it raises."""
-        assert self._marks is not None
+        assert self.marks is not None
         if isinstance(module, torch.jit.ScriptModule):
-            self._marks.note("scripted modules take no hooks: their forward is not marked (mark it with meter.phase)")
+            self.marks.note("scripted modules take no hooks: their forward is not marked (mark it with meter.phase)")
             return
-        first = Hook(enter, self._marks)
+        first = Hook(enter, self.marks)
         handle = module.register_forward_pre_hook(first, prepend=True, with_kwargs=with_kwargs)
         if with_kwargs:
             module._forward_pre_hooks_with_kwargs[handle.id] = first  # type: ignore[assignment]  # as below
         self.on_remove(handle.remove)
-        last = Hook(leave, self._marks)
+        last = Hook(leave, self.marks)
         handle = module.register_forward_hook(last, always_call=True)
         module._forward_hooks_always_called[handle.id] = last  # type: ignore[assignment]  # known as powerd's when copied
         self.on_remove(handle.remove)
@@ -1012,6 +1024,23 @@ def watch(
         updates = UpdateMarks(marks, marks.codes("update", own), optimizer, nests_closures=nests_closures)
         watch.on_remove(updates.close)
     return watch
+
+
+def watch_networks(watch: Watch, model: nn.Module, attributes: Mapping[str, Attribute]) -> None:
+    """Mark, as a part of a watch, ``forward`` of a model and of the networks right inside it, whichever the training
+    calls. Where there are several networks, each is a ``model`` by its name."""
+    marks = watch.marks
+    if marks is None:
+        return
+    networks = {name: inner for name, inner in model.named_children() if next(inner.parameters(), None) is not None}
+    calls: dict[int, list[_Call]] = {}
+    for name, network in (("", model), *networks.items()):
+        own = dict(attributes)
+        if name and len(networks) > 1:
+            own["model"] = f"{own['model']} {name}" if "model" in own else name
+        elif "model" not in own:
+            own[MODEL_BY_CLASS] = _class_and_size(model)
+        ForwardPasses(marks, own, type(network).__name__, calls=calls, only_training=True).hook(watch, network)
 
 
 def _label(marks: TorchMarks, model: nn.Module) -> str:

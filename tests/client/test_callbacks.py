@@ -101,6 +101,46 @@ def test_lightnings_order_of_events(lightning, meter):
     assert not optimizer._optimizer_step_pre_hooks
 
 
+class Adversaries(nn.Module):
+    """A module for manual optimization, with two networks and a loss."""
+
+    automatic_optimization = False
+
+    def __init__(self):
+        super().__init__()
+        self.generator, self.critic, self.loss = nn.Linear(3, 3), nn.Linear(3, 1), nn.MSELoss()
+
+    def forward(self, x):
+        return self.generator(x)
+
+
+def test_manual_optimization_has_forward_of_each_network(lightning, meter):
+    callback, trainer, _ = lightning
+    model = trainer.strategy.model = Adversaries()
+    first, second = trainer.optimizers = [
+        torch.optim.SGD(m.parameters(), lr=0.1) for m in model.children() if [*m.parameters()]
+    ]
+    callback.setup(trainer, model, "fit")
+    callback.on_train_start(trainer, model)
+    for index in range(2):
+        callback.on_train_batch_start(trainer, model, 1, index)
+        fake = model(X)
+        model.critic(fake.detach()).sum().backward()
+        second.step()
+        model.loss(model.critic(fake), torch.ones(4, 1)).backward()
+        first.step()
+        callback.on_train_batch_end(trainer, model, None, 1, index)
+    callback.on_validation_batch_start(trainer, model, 1, 0)
+    with torch.no_grad():
+        model(X)
+    callback.on_validation_batch_end(trainer, model, None, 1, 0)
+    callback.on_train_end(trainer, model)
+    callback.teardown(trainer, model, "fit")
+    one = "forward forward:critic backward update:1 forward:critic backward:critic update:0"
+    assert meter.tree() == f"iteration[{one}] iteration[{one}] evaluation"
+    assert not model.critic._forward_hooks
+
+
 def test_an_exception_under_lightning_cuts_what_is_open(lightning, meter):
     callback, trainer, model = lightning
     callback.setup(trainer, model, "fit")
@@ -145,3 +185,21 @@ def test_trainers_order_of_events(transformers, meter):
     assert type(loader) is Loader
     assert list(loader) == [1, 2, 3]
     assert not model._forward_hooks
+
+
+@pytest.mark.parametrize("way", ["torch.compile", "in place"])
+def test_a_model_that_the_trainer_compiles_is_marked(transformers, meter, way):
+    """``TrainingArguments(torch_compile=True)``: Accelerate compiles the model that the callback is given."""
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    called = torch.compile(model, backend="eager")
+    transformers.on_train_begin(None, None, None, model=model, optimizer=optimizer)
+    if way == "in place":
+        model.compile(backend="eager")
+        called = model
+    for _ in range(2):
+        called(X).sum().backward()
+        optimizer.step()
+    transformers.on_train_end(None, None, None)
+    assert meter.tree() == " ".join(["forward:4 backward:4 update:4"] * 2)
+    assert meter.tape.notes == []

@@ -6,7 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from powerd_client.pairing import MODEL_BY_CLASS, Kinds, PhaseSpans, add_iterations, name_models, pair_marks
+from powerd_client.pairing import (
+    MODEL_BY_CLASS,
+    SAMPLES,
+    Kinds,
+    PhaseSpans,
+    add_iterations,
+    name_models,
+    pair_marks,
+    spread_samples,
+    take_samples,
+)
 from powerd_core.marks import Mark
 
 NAMES = {0: "training", 1: "forward", 2: "backward"}
@@ -250,3 +260,52 @@ def test_an_update_that_runs_its_closure_is_one_step(marked, expected):
 def test_passes_of_an_optimizer_that_is_never_stepped_are_no_iterations():
     assert tree("f b f b f b f b")[0] == "I[f b] I[f b] I[f b] I[f b]"
     assert tree("f b f b f b f b", also="u")[0] == "f b f b f b f b"
+
+
+# ---- passes of another size
+
+
+def sized(phases):
+    """The phases ``(name, batch size, samples, parent)``, with the samples that they have in the run file."""
+    spans, kinds = PhaseSpans(), Kinds()
+    for number, (name, batch, samples, parent) in enumerate(phases):
+        attributes = {"batch_size": batch, SAMPLES: samples}
+        own = {key: value for key, value in attributes.items() if value is not None}
+        kind = kinds.number({"name": name, "attributes": own, "timing": "host"})
+        spans.begin(Mark(kind, True, 1, 10 * number + 1), kind, parent, 0, 0)
+        spans.end_ns[-1], spans.cut[-1] = 10 * number + 5, 0
+    take_samples(spans, kinds)
+    for kind in spans.kind:
+        assert SAMPLES not in kinds.entries[kind]["attributes"]
+    add_iterations(spans, kinds)
+    spread_samples(spans, kinds)
+    return [(kinds.entries[kind]["name"], n) for kind, n in zip(spans.kind, spans.samples, strict=True)]
+
+
+def step(samples, parent=-1):
+    return [("forward", 64, samples, parent), ("backward", 64, samples, parent), ("update", 64, None, parent)]
+
+
+def test_passes_of_all_sizes_are_one_kind_and_a_step_has_the_samples_of_its_pass():
+    own = [("iteration", 0), ("forward", 0), ("backward", 0), ("update", 0)]
+    last = [("iteration", 16), ("forward", 16), ("backward", 16), ("update", 16)]
+    evaluation = ("evaluation", 1000, 784, -1)
+    assert sized([*step(None), *step(16), evaluation]) == [*own, *last, ("evaluation", 784)]
+    assert sized([*step(16), *step(None)]) == [*last, *own]
+
+
+def test_a_step_of_ones_own_has_the_samples_of_its_first_pass_unless_it_states_another_batch():
+    assert sized([("train_step", 64, None, -1), *step(16, 0)])[0] == ("train_step", 16)
+    assert sized([("train_step", None, None, -1), *step(16, 0)])[0] == ("train_step", 16)
+    assert sized([("train_step", 128, None, -1), *step(16, 0)])[0] == ("train_step", 0)
+    epoch = sized([("epoch", 64, None, -1), *step(16, 0), *step(None, 0)])
+    assert dict(epoch)["epoch"] == 0
+    assert [n for name, n in epoch if name == "update"] == [16, 0]
+
+
+def test_an_attribute_of_that_name_that_counts_nothing_is_an_attribute():
+    spans, kinds = PhaseSpans(), Kinds()
+    for value in ("many", True, 0, -3, 2.5):
+        kinds.number({"name": "forward", "attributes": {SAMPLES: value}, "timing": "host"})
+    take_samples(spans, kinds)
+    assert spans.samples == []

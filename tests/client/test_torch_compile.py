@@ -137,13 +137,13 @@ def test_a_compiled_model_that_fails_is_cut_and_the_next_pass_is_marked(meter):
 
         def forward(self, x):
             if self.fails:
-                raise ValueError("as asked")
+                raise KeyError
             return super().forward(x)
 
     model = Failing()
     meter.watch(model)
     called = torch.compile(model, backend="eager")
-    with pytest.raises(ValueError, match="as asked"):
+    with pytest.raises(KeyError):
         called(X)
     model.fails = False
     called(X).sum().backward()

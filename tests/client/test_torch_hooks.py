@@ -1,6 +1,9 @@
 """What `Meter.watch` marks, on small real models: passes, updates and layers, in one thread and in several."""
 
 import gc
+import os
+import subprocess
+import sys
 import threading
 import weakref
 
@@ -9,8 +12,10 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from powerd_client import torch_hooks
+from powerd_client import open_run, torch_hooks
+from powerd_client.runfile import read_objects
 from powerd_core.errors import ConfigError
+from support.steady import steady_daemon
 from support.tape import TapedMeter
 
 X, Y = torch.randn(4, 3), torch.randn(4, 2)
@@ -425,3 +430,243 @@ def test_layers_of_two_backward_passes_lie_each_in_their_own(meter):
     assert sorted(inside.values()) == sorted([backward, backward, backward[::-1], backward[::-1]])
     assert meter.tape.problems == []
     assert not any(phases.cut)
+
+
+# ---- closures, and optimizers that are not stepped
+
+
+def test_a_step_that_calls_its_closure_twenty_times_is_one_update(meter):
+    model = network()
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.01, max_iter=4)
+    meter.watch(model, optimizer)
+    calls = []
+
+    def closure():
+        calls.append(1)
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(model(X), Y)
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    first = len(calls)
+    optimizer.step(closure)
+    inside = [" ".join(["forward backward"] * (count - 1)) for count in (first, len(calls) - first)]
+    assert first > 1
+    assert meter.tree() == " ".join(f"forward backward update[{text}]" for text in inside)
+    assert meter.tape.problems == meter.tape.notes == []
+
+
+class SharpnessAware(torch.optim.Optimizer):
+    """As the widely used one: `step` wants a closure, and what is called without one are `first_step` and the other."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {})
+        self.base_optimizer = torch.optim.SGD(self.param_groups, lr=0.01)
+
+    @torch.no_grad()
+    def second_step(self):
+        self.base_optimizer.step()
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        torch.enable_grad()(closure)()
+        self.second_step()
+
+
+def test_an_optimizer_that_is_never_stepped_is_told(meter):
+    model = network()
+    optimizer = SharpnessAware(model.parameters())
+    meter.watch(model, optimizer)
+    for _ in range(2):
+        model(X).sum().backward()
+        model(X).sum().backward()
+        optimizer.second_step()
+    assert meter.tree() == " ".join(["forward backward"] * 4)
+    meter.close()
+    (note,) = meter.tape.notes
+    assert note.startswith("watch: backward ran 4 times, and the step of the watched SharpnessAware was never called")
+
+
+def test_a_closure_after_backward_lies_in_the_update(meter):
+    model = network()
+    optimizer = SharpnessAware(model.parameters())
+    meter.watch(model, optimizer)
+
+    def closure():
+        model(X).sum().backward()
+
+    for _ in range(2):
+        closure()
+        optimizer.step(closure)
+    assert meter.tree() == " ".join(["forward backward update[forward backward]"] * 2)
+    meter.close()
+    assert meter.tape.notes == []
+
+
+def test_an_exception_in_a_closure_cuts_the_update_around_it(meter):
+    model = network()
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.01, max_iter=4)
+    meter.watch(model, optimizer)
+    calls = []
+
+    def closure():
+        calls.append(1)
+        if len(calls) == 2:
+            raise KeyError
+        loss = nn.functional.mse_loss(model(X), Y)
+        loss.backward()
+        return loss
+
+    with pytest.raises(KeyError):
+        optimizer.step(closure)
+    model(X)
+    assert meter.tree() == "forward backward update! forward"
+
+
+# ---- labels
+
+
+def models_of(meter):
+    """The label of each model whose forward was marked, in order."""
+    names = {number: key for key, number in meter.tape.kinds.items()}
+    begun = [names[mark.kind] for mark in meter.tape.marks if mark.is_begin]
+    return [dict(attributes).get("model_by_class") for name, attributes in begun if name == "forward"]
+
+
+def test_models_alike_that_are_watched_beside_each_other_have_labels_of_their_own(meter):
+    first, second, third = network(), network(), network()
+    meter.watch(first)
+    with meter.watch(second):
+        meter.watch(first)
+        second(X)
+        first(X)
+    with meter.watch(third):
+        third(X)
+    one, two = "Sequential-50", "Sequential-50 #2"
+    assert models_of(meter) == [two, one, two]
+
+
+# ---- passes of another size
+
+
+def sized(meter):
+    """Each pass as text: its name, the batch size that it states, and its samples where these are others."""
+    names = {number: key for key, number in meter.tape.kinds.items()}
+    begun = [names[mark.kind] for mark in meter.tape.marks if mark.is_begin]
+    texts = []
+    for name, attributes in begun:
+        own = dict(attributes)
+        batch, samples = own.get("batch_size"), own.get("samples_in_pass")
+        texts.append(f"{name}:{batch}" + f"={samples}" * (samples is not None))
+    return " ".join(texts)
+
+
+def test_passes_of_another_size_say_how_many_samples_they_have(meter):
+    model = network()
+    optimizer = sgd(model)
+    meter.watch(model, optimizer, batch_size=4)
+    for n in (4, 2):
+        model(torch.randn(n, 3)).sum().backward()
+        optimizer.step()
+    with torch.no_grad():
+        for n in (7, 7, 5):
+            model(torch.randn(n, 3))
+    assert sized(meter) == (
+        "forward:4 backward:4 update:4 forward:4=2 backward:4=2 update:4 evaluation:7 evaluation:7 evaluation:7=5"
+    )
+    meter.close()
+    assert meter.tape.notes == []
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        lambda n: ((torch.randn(9, n, 3),), {}),  # the batch comes second
+        lambda n: ((), {"scale": 2.0, "ids": torch.zeros(n, 5)}),
+        lambda n: (({"ids": torch.zeros(n, 5)},), {}),
+        lambda n: (([torch.randn(3, 5)] * n,), {}),  # as of pictures of many sizes
+    ],
+)
+def test_the_dimension_of_the_batch_is_found_wherever_it_stands(meter, given):
+    class Any(nn.Module):
+        def forward(self, *args, **kwargs):
+            return None
+
+    model = Any()
+    meter.watch(model, batch_size=4)
+    for n in (4, 2, 4):
+        args, kwargs = given(n)
+        model(*args, **kwargs)
+    assert sized(meter) == "forward:4 forward:4=2 forward:4"
+
+
+def test_where_no_input_has_the_stated_size_evaluations_have_none_and_it_is_told(meter):
+    model = network()
+    meter.watch(model, batch_size=64)
+    model(X).sum().backward()
+    model.eval()(X)
+    assert sized(meter) == "forward:64 backward:64 evaluation:None"
+    meter.close()
+    (note,) = meter.tape.notes
+    assert "batch_size=64 is stated, and no input of Sequential has such a dimension (the first had 4 x 3)" in note
+
+
+# ---- what is trained elsewhere
+
+
+def test_a_watched_model_that_is_never_called_is_told(meter):
+    model = network()
+    meter.watch(model)
+    meter.close()
+    (note,) = meter.tape.notes
+    assert note.startswith("watch: the watched Sequential was never called here, and backward never ran")
+
+
+CHILDREN = """
+import sys
+import torch
+import torch.multiprocessing as mp
+from torch import nn
+from powerd_client import Meter
+
+def train(model):
+    model(torch.randn(4, 3)).sum().backward()
+
+if __name__ == "__main__":
+    how, board, out = sys.argv[1:]
+    model = nn.Linear(3, 2)
+    with Meter(board, out, quiet=True) as meter:
+        meter.watch(model)
+        for _ in range(2):
+            child = mp.get_context(how).Process(target=train, args=(model,))
+            child.start()
+            child.join()
+            assert child.exitcode == 0
+        model.eval()(torch.randn(4, 3))
+"""
+
+
+@pytest.mark.parametrize(("how", "what"), [("fork", "a forked child process ran"), ("spawn", "was sent to child")])
+def test_what_child_processes_train_is_told_once(tmp_path, how, what):
+    script, out = tmp_path / "script.py", tmp_path / "run.h5"
+    script.write_text(CHILDREN)
+    with steady_daemon() as daemon:
+        command = [sys.executable, script, how, daemon.url, out]
+        subprocess.run(command, check=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    with open_run(out) as file:
+        told = [m["text"] for m in read_objects(file["messages"]) if m["text"].startswith("watch: ")]
+        kinds = [kind["name"] for kind in read_objects(file["phases/kinds"])]
+        names = [kinds[k] for k in file["phases/kind"][:]]
+    assert names == ["evaluation"]
+    assert len(told) == 1
+    assert what in told[0]
+
+
+def test_a_model_in_eval_mode_that_is_trained_is_no_news(meter):
+    model = network().eval()
+    meter.watch(model)
+    model(X).sum().backward()
+    assert meter.tree() == "evaluation backward"
+    meter.close()
+    assert meter.tape.notes == []

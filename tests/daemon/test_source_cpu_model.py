@@ -57,6 +57,48 @@ def test_a_process_that_ends_is_missing_from_then_on():
     assert r["flags"] == [0, 0, Flag.MISSING, Flag.MISSING, Flag.MISSING]
 
 
+BURNING = """
+import os, sys, time
+def burn():
+    end = time.process_time_ns() + 30_000_000
+    while time.process_time_ns() < end:
+        pass
+burn()
+if os.fork() == 0:
+    burn()
+    print(time.process_time_ns(), flush=True)
+    sys.stdin.readline()
+    os._exit(0)
+print(time.process_time_ns(), flush=True)
+os.wait()
+sys.stdin.readline()
+"""
+
+
+def test_children_of_a_process_count_and_stay_counted_when_they_have_ended():
+    cpu = ProcessCpu(os.getpid())
+    assert cpu.sees_children
+    before, own = cpu(), time.process_time_ns()
+    with subprocess.Popen([sys.executable, "-c", BURNING], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        spent = sum(int(child.stdout.readline()) for _ in range(2))
+        with_children = cpu() - before - (time.process_time_ns() - own)
+        child.communicate(b"\n\n")
+    after = cpu() - before - (time.process_time_ns() - own)
+    slack_ns = 5_000_000  # what this process runs between two of its own clocks
+    assert spent >= 60_000_000
+    assert with_children >= spent - slack_ns
+    assert after >= with_children - slack_ns
+
+
+def test_what_powerd_itself_runs_in_is_no_child_of_the_training():
+    """As in a recording that names no board: training, guardian, powerd, sampler."""
+    program = "import os, sys; from powerd_daemon.sources.cpu_model import _ancestors, _descendants as d; "
+    program += "print(os.getpid() in d(int(sys.argv[1]), ()), d(int(sys.argv[1]), _ancestors()) & _ancestors())"
+    guardian = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {program!r}, sys.argv[1]])"
+    command = [sys.executable, "-c", guardian, str(os.getpid())]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() == "True set()"
+
+
 def test_a_number_that_was_given_to_another_process_is_noticed(monkeypatch):
     cpu = ProcessCpu(os.getpid())
     monkeypatch.setattr(time, "clock_gettime_ns", lambda clock_id: values.pop(0))

@@ -247,15 +247,19 @@ def table_of(
     path: Path, device: str | None, calibration: Path | None, progress: LateProgress, *, above_idle: bool = False
 ) -> tuple[Run, PhaseTable]:
     """One run and its table. Lines on the error stream say where forward passes stand for iterations, as in files of
-    0.1.0, which attribute of phases has very many values, and which is dropped because it is no number.
+    0.1.0, which attribute of phases has very many values, which is dropped because it is no number, and what of the
+    training could not be marked.
 
     Raises `AnalysisError` for a run that no table can be made of.
     """
     from powerd_analytics.runs.phases import crowded_classes
     from powerd_analytics.table import check_table, phase_table
+    from powerd_client.phase import WATCH
 
     run = open_run(path, calibration, progress, is_checked=True)
     warn([f"{path}: {text}" for text in (*run.dropped, *crowded_classes(run.phases.classes))])
+    texts = dict.fromkeys(str(message.get("text")) for message in run.messages)
+    warn([f"{path}: {text.removeprefix(WATCH)}" for text in texts if text.startswith(WATCH)])
     table = phase_table(run, device, above_idle=above_idle, progress=progress)
     check_table(path, table)
     p = run.phases

@@ -18,7 +18,7 @@ from powerd_client.attributes import is_not_known, with_figures
 from powerd_client.board_times import check_times
 from powerd_client.marks import crowded
 from powerd_client.phase import MAGNIFY
-from powerd_client.runfile import BOUND_COLUMNS, read_objects
+from powerd_client.runfile import BOUND_COLUMNS, SAMPLES_COLUMN, read_objects
 
 OPERATIONS = "operations_per_sample"
 EXECUTED = "operations_executed_per_sample"
@@ -114,6 +114,8 @@ class Phases:
     """How far the edge can be from its time: 0 for one that the host timed, -1 where a device was to time it and only
     the host's time is known; zeros for files that do not say."""
     end_bound_ns: Whole
+    samples: Small
+    """Of passes and steps of another size than their ``batch_size``, else 0."""
     is_unstepped: bool = False
     """Whether an optimizer was watched, and none ever stepped through what was watched."""
 
@@ -157,6 +159,16 @@ class Phases:
         """Phases of each class that came to their end; one with repetitions inside is none for means, but it is
         counted."""
         return np.bincount(self.label[~self.cut | self.interrupted], minlength=len(self.classes))
+
+    def samples_of(self, labels: Sequence[int], batch: float | None) -> float | None:
+        """The mean number of samples of the phases of these classes that ended; ``batch`` is the stated one. None where
+        it is not known."""
+        if not self.samples.any():
+            return batch
+        samples = self.samples[self.of(labels) & (~self.cut | self.interrupted)]
+        if not len(samples) or (batch is None and not samples.all()):
+            return batch
+        return float(np.where(samples > 0, samples, batch or 0.0).mean())
 
     def of(self, labels: Sequence[int]) -> NDArray[np.bool_]:
         """[m] which phases are of these classes."""
@@ -257,7 +269,10 @@ def read_phases(group: h5py.Group) -> Phases:
     bounds = [_bound(group, name, len(begin)) for name in BOUND_COLUMNS]
     updates = {i for i, entry in enumerate(kinds) if entry["name"] == "update"}
     is_unstepped = bool(updates) and not bool(np.isin(kind, list(updates)).any())
-    phases = Phases(begin, end, label, parent, depth, process, cut, classes, bounds[0], bounds[1], is_unstepped)
+    samples = _samples(group, len(begin))
+    phases = Phases(
+        begin, end, label, parent, depth, process, cut, classes, bounds[0], bounds[1], samples, is_unstepped
+    )
     cut |= phases.interrupted
     return phases
 
@@ -292,6 +307,15 @@ def _bound(group: h5py.Group, name: str, m: int) -> Whole:
     bound: Whole = group[name][:]
     # More than two seconds: hardly ever.
     return bound if bound.max(initial=0) > np.iinfo(np.int32).max else bound.astype(np.int32)
+
+
+def _samples(group: h5py.Group, m: int) -> Small:
+    if SAMPLES_COLUMN not in group:
+        return np.broadcast_to(np.zeros(1, np.int32), m)
+    samples: Small = group[SAMPLES_COLUMN][:].astype(np.int32)
+    if samples.min(initial=0) < 0:
+        raise ValueError("a phase of fewer than no samples")
+    return samples
 
 
 def _classify(kind: Small, parent: Small, kinds: list[dict[str, Any]]) -> tuple[Small, Small, tuple[PhaseClass, ...]]:

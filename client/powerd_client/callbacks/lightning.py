@@ -13,7 +13,7 @@ except ImportError:
 
 from powerd_client.meter import Meter
 from powerd_client.phase import Attribute, PhaseCodes
-from powerd_client.torch_hooks import TorchMarks, Watch, watch
+from powerd_client.torch_hooks import TorchMarks, Watch, watch, watch_networks
 
 _FETCH = ".train_dataloader_next"
 """How Lightning names, to its profilers, the wait for the next batch."""
@@ -25,7 +25,9 @@ class PowerdCallback(pl.Callback):  # type: ignore[misc]
 
     Lightning runs forward and backward inside the optimizer's step. Forward is ``training_step`` (the loss included),
     from the batch's start to the first of zero_grad and backward; update is what the optimizer does after its closure.
-    Under manual optimization, ``training_step`` is one phase ``iteration`` with backward and update inside.
+    Under manual optimization, ``training_step`` is one phase ``iteration`` with backward and update inside, and
+    ``forward`` is the call of the module or of one of its networks (the modules right inside it with parameters; where
+    there are several, each is a ``model`` by its name).
 
     ``layers``, ``communication`` and ``attributes`` are as for `Meter.watch`.
     """
@@ -72,7 +74,11 @@ class PowerdCallback(pl.Callback):  # type: ignore[misc]
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Lightning's hook: optimizers and the model's wrapper are there now."""
-        self._watch = watch(self._marks, trainer.strategy.model, *trainer.optimizers, passes=False, **self._options)
+        optimizers = trainer.optimizers
+        model = trainer.strategy.model
+        self._watch = watch(self._marks, model, *optimizers, passes=False, nests_closures=False, **self._options)
+        if not pl_module.automatic_optimization:
+            watch_networks(self._watch, pl_module, self._options["attributes"])
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Lightning's hook: what is open is cut."""

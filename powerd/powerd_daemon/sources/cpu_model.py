@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -21,7 +23,11 @@ PROCESS_LUMP_NS = 4_000_000
 milliseconds (2 ms median and 13 ms p99 were seen), though its unit is the nanosecond."""
 
 
-class ProcessCpu:
+LOOK_S = 0.25
+"""Between two looks for new children of a process. What one has run until it is found counts from then on."""
+
+
+class OneCpu:
     """All threads of one process, by its CPU-time clock; its children are not in it.
 
     Calling it raises `SensorError` once the process is gone, or its number is another's.
@@ -31,17 +37,77 @@ class ProcessCpu:
         self.pid = pid
         # The kernel's encoding of "CPU time of this process": include/linux/posix-timers.h, CPUCLOCK_SCHED.
         self._clock_id = (~pid << 3) | 2
-        self._last_ns = 0
+        self.last_ns = 0
 
     def __call__(self) -> int:
         try:
             cpu_ns = time.clock_gettime_ns(self._clock_id)
         except (OSError, OverflowError) as error:
             raise SensorError(f"process {self.pid} is not there: give the pid of one that runs") from error
-        if cpu_ns < self._last_ns:
+        if cpu_ns < self.last_ns:
             raise SensorError(f"process {self.pid} has ended")
-        self._last_ns = cpu_ns
+        self.last_ns = cpu_ns
         return cpu_ns
+
+
+class ProcessCpu:
+    """A process and its children, theirs too, as a loader's workers are; without the one that powerd itself runs in.
+
+    Of a child that has ended, what it had run at the last reading stays counted. Calling it raises `SensorError` once
+    the process is gone.
+    """
+
+    def __init__(self, pid: int, look_every: int = 1) -> None:
+        """New children are looked for at every so many readings."""
+        self._process = OneCpu(pid)
+        self._children: dict[int, OneCpu] = {}
+        self._ended_ns = 0
+        self._look_every, self._readings = look_every, 0
+        self._own = _ancestors()
+        self.sees_children = Path(f"/proc/{pid}/task/{pid}/children").exists()
+        """Whether the kernel lists them (CONFIG_PROC_CHILDREN)."""
+
+    def __call__(self) -> int:
+        cpu_ns = self._process()
+        if self.sees_children and self._readings % self._look_every == 0:
+            for pid in _descendants(self._process.pid, self._own) - self._children.keys():
+                self._children[pid] = OneCpu(pid)
+        self._readings += 1
+        for pid, child in list(self._children.items()):
+            try:
+                child()
+            except SensorError:
+                self._ended_ns += child.last_ns
+                del self._children[pid]
+        return cpu_ns + self._ended_ns + sum(child.last_ns for child in self._children.values())
+
+
+def _descendants(pid: int, without: Collection[int]) -> set[int]:
+    """The children of a process, and theirs, but for some and their children. Those that come or go meanwhile may be
+    missing."""
+    found: set[int] = set()
+    waiting = [pid]
+    while waiting:
+        for path in Path(f"/proc/{waiting.pop()}/task").glob("*/children"):
+            with contextlib.suppress(OSError):
+                children = {int(text) for text in path.read_text(encoding="ascii").split()}
+                new = children - found - {*without}
+                found |= new
+                waiting += new
+    return found
+
+
+def _ancestors() -> set[int]:
+    """This process and those that it was begun by: a recorder, and the training around it."""
+    found, pid = set[int](), os.getpid()
+    while pid > 1 and pid not in found:
+        found.add(pid)
+        try:
+            stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+        except OSError:
+            break
+        pid = int(stat.rpartition(")")[2].split()[1])  # behind the name, which may hold anything
+    return found
 
 
 class HostCpu:
@@ -69,7 +135,7 @@ class HostCpu:
 class CpuModelOptions:
     """power_w = background_w + watts_per_core * (busy cores)."""
 
-    pid: int = option(0, "process whose CPU time counts (its threads, not its children); 0 = the whole host")
+    pid: int = option(0, "process whose CPU time counts, with its children; 0 = the whole host")
     watts_per_core: float = option(8.0, "assumed watts of one busy core above idle")
     background_w: float = option(10.0, "assumed watts that flow even when nothing runs")
     u_gain: float = option(0.3, "relative standard uncertainty of watts_per_core")
@@ -95,10 +161,14 @@ class CpuModelSource(Source):
         self._gone = False
 
     def open(self) -> tuple[tuple[Stream, ...], tuple[Device, ...]]:
-        self._reader = ProcessCpu(self.options.pid) if self.options.pid else HostCpu()
-        self._reader()
         o = self.options
-        whose = f"process {o.pid}" if o.pid else "the whole host"
+        whose = "the whole host"
+        if o.pid:
+            self._reader = reader = ProcessCpu(o.pid, max(1, round(o.rate_hz * LOOK_S)))
+            whose = f"process {o.pid} {'and its' if reader.sees_children else 'without its'} children"
+        else:
+            self._reader = HostCpu()
+        self._reader()
         model = f"{o.background_w:g} W + {o.watts_per_core:g} W per busy core"
         line = Line(
             f"{o.device}.model",
