@@ -53,16 +53,27 @@ class Control:
             "--socket", metavar="WHERE", help="the helper's socket, or a powerd's address (default $POWERD_CONTROL)"
         )
         verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
-        verbs.add_parser("status", help="what can be set, what it is set to, and who holds it")
-        held = verbs.add_parser("set", help="hold a setting until Ctrl-C")
+        examples = {
+            "status": "powerd control status",
+            "set": "powerd control set gpu0 power_cap_w=200",
+            "release": "powerd control release 9a478d28ae887dfa",
+            "check": "powerd control check",
+            "policy": "powerd control policy",
+        }
+
+        def verb(name: str, text: str) -> argparse.ArgumentParser:
+            return verbs.add_parser(name, help=text, description=text, epilog=examples[name])
+
+        verb("status", "what can be set, what it is set to, and who holds it")
+        held = verb("set", "hold a setting until Ctrl-C")
         held.add_argument("device", help="gpu0, several as gpu0,gpu1, or all")
         held.add_argument("levels", nargs="+", metavar="KNOB=LEVEL", help="power_cap_w=200, sm_clock_mhz=60%%, ...=min")
         held.add_argument("--for", dest="for_s", type="number", metavar="S", help="seconds, instead of until Ctrl-C")
         held.add_argument("--wait", type="number", default=0.0, metavar="S", help="queue so long for who holds it now")
-        release = verbs.add_parser("release", help="end a lease of yours, or as an administrator one of others")
+        release = verb("release", "end a lease of yours, or as an administrator one of others")
         release.add_argument("lease", help="its number, as in `powerd control status`")
-        verbs.add_parser("check", help="what the policy allows you, and what is missing")
-        verbs.add_parser("policy", help="print a policy for this machine's devices, to be edited")
+        verb("check", "what the policy allows you, and what is missing")
+        verb("policy", "print a policy for this machine's devices, to be edited")
 
     @staticmethod
     def run(arguments: argparse.Namespace) -> int:

@@ -14,6 +14,7 @@ import os
 import secrets
 import stat
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -246,6 +247,7 @@ class Records:
             self._folder = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError as error:
             raise ConfigError(f"{folder} is no folder of the helper's own: {error.strerror}") from error
+        weakref.finalize(self, os.close, self._folder)
         status = os.fstat(self._folder)
         if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
             raise ConfigError(f"{folder} is not the helper's alone: rmdir it, or chmod 700 and chown it")

@@ -46,6 +46,8 @@ MAX_DEPTH = 32
 """Of objects and lists within each other; none of ours has ten."""
 MAX_NAME = 200
 MAX_TEXT = 10_000
+MAX_STREAMS, MAX_BOARD_LINES = 512, 2000
+"""Of one board: eight GPUs have some 150 lines, and a recorder opens each of them."""
 MAX_PERIOD_NS = 10**15
 """Eleven days: nothing that is measured is read more rarely."""
 MOST = 1e12
@@ -324,6 +326,10 @@ def _default(f: Field[Any]) -> str:
 
 def check_description(description: Description) -> None:
     """Raises `WireError` for the first thing in it that cannot be used."""
+    # First: what follows looks at each of them.
+    count = sum(len(stream.lines) for stream in description.streams)
+    _require(len(description.streams) <= MAX_STREAMS, f"{len(description.streams)} streams, of {MAX_STREAMS} at most")
+    _require(count <= MAX_BOARD_LINES, f"{count} lines, of {MAX_BOARD_LINES} at most")
     for text in _texts(description):
         shown = printable(text, limit=60)
         _require(len(text) <= MAX_TEXT and text.isprintable(), f"a text is too long or has control characters: {shown}")

@@ -4,7 +4,7 @@ import copy
 import json
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal
@@ -26,8 +26,11 @@ from powerd_core.model import (
     Stream,
 )
 from powerd_core.serde import (
+    MAX_BOARD_LINES,
+    MAX_STREAMS,
     OptionInfo,
     build_options,
+    check_description,
     describe_options,
     from_document,
     parse_toml,
@@ -209,3 +212,15 @@ def test_options_are_described():
 def test_toml_that_cannot_be_used(text):
     with pytest.raises(tomllib.TOMLDecodeError):
         parse_toml(text)
+
+
+def test_a_board_has_so_many_lines_and_streams():
+    """Refused at once: twenty thousand lines kept a recorder busy for minutes."""
+    stream = DESCRIPTION.streams[0]
+    line = stream.lines[0]
+    many = [replace(line, name=f"gpu0.l{i}") for i in range(MAX_BOARD_LINES + 1)]
+    with pytest.raises(WireError, match=f"{MAX_BOARD_LINES + 1} lines, of {MAX_BOARD_LINES} at most"):
+        check_description(replace(DESCRIPTION, streams=(replace(stream, lines=tuple(many)),), devices=()))
+    streams = [replace(stream, number=i, lines=(many[i],)) for i in range(MAX_STREAMS + 1)]
+    with pytest.raises(WireError, match=f"{MAX_STREAMS + 1} streams"):
+        check_description(replace(DESCRIPTION, streams=tuple(streams), devices=()))

@@ -272,10 +272,10 @@ class TestFace:
 class TestProcess:
     def test_work_takes_as_long_as_the_card_needs(self, socket_of):
         gpu, _ = socket_of
-        assert gpu.run(0.05, 0.1, 0.05, 187.0) == pytest.approx(0.2, abs=0.002)
-        flops = 0.2 * RTX_6000.flops
-        assert gpu.work(flops, gpu=1) == pytest.approx(0.2, abs=0.002)
+        assert gpu.run(0.05, 0.1, 0.05, 187.0) >= 0.2
         assert gpu.truth()["busy_s"] == pytest.approx(0.15, abs=1e-6)
+        assert gpu.work(0.2 * RTX_6000.flops, gpu=1) >= 0.2
+        assert gpu.truth(1)["busy_s"] == pytest.approx(0.2, abs=1e-6)
 
     def test_nonsense_is_refused_in_one_line(self, socket_of):
         gpu, _ = socket_of

@@ -16,6 +16,7 @@ import pytest
 
 from powerd_analytics import read_run
 from powerd_client.pmlib import service as service_module
+from powerd_core.errors import ConfigError
 from support.steady import steady_daemon
 
 ALL, FIRST = bytes(16), b"\x01" + bytes(15)
@@ -259,3 +260,52 @@ def test_a_client_that_comes_while_the_server_ends_does_not_keep_it_from_ending(
         goes_on.set()
         ending.join(60)
         assert not ending.is_alive()
+
+
+@pytest.fixture
+def listening(monkeypatch):
+    """A server whose connections and counters are few, before a powerd that is not there."""
+    server = service_module.Service(("127.0.0.1", 0), "ipc:///nowhere")
+    loop = threading.Thread(target=server.serve_forever)
+    loop.start()
+    yield server
+    server.end()
+    loop.join(60)
+
+
+def test_more_connections_than_there_may_be_are_turned_away(listening, monkeypatch):
+    monkeypatch.setattr(service_module, "MAX_CONNECTIONS", 3)
+    threads = threading.active_count()
+    kept = [socket.create_connection(listening.server_address) for _ in range(30)]
+    for late in kept[3:]:
+        late.settimeout(60)
+        assert late.recv(1) == b"", "hung up on"
+    assert threading.active_count() <= threads + 3
+    for connection in kept:
+        connection.close()
+
+
+def test_a_connection_that_asks_nothing_is_closed(listening, monkeypatch):
+    monkeypatch.setattr(service_module, "IDLE_S", 0.2)
+    with socket.create_connection(listening.server_address, timeout=60) as silent:
+        assert silent.recv(1) == b""
+    with socket.create_connection(listening.server_address, timeout=60) as half:
+        half.sendall(b"\7\0")
+        assert half.recv(1) == b""
+
+
+def test_no_more_counters_than_there_may_be(listening, monkeypatch):
+    monkeypatch.setattr(service_module, "MAX_COUNTERS", 2)
+    with listening.room(), listening.room(), pytest.raises(ConfigError, match="there are 2 counters already"):
+        listening.room().__enter__()
+    with listening.room():
+        pass
+
+
+def test_an_answer_has_an_end(service, monkeypatch):
+    """What would be too many values is refused; the counter goes on."""
+    library = service.counter(aggregate=0, frequency_hz=1000)
+    assert service_module.MAX_VALUES * 8 <= 32 << 20
+    assert library.ask(1) == 0
+    assert library.ask(3) == 0
+    library.data()

@@ -13,6 +13,7 @@ times the duration is the set's energy. Each counter is a recording of its own, 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -22,7 +23,7 @@ import struct
 import threading
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -37,6 +38,14 @@ from powerd_core.errors import ConfigError, PeerError, PowerdError
 CREATE, START, CONTINUE, STOP, GET, FINALISE, DEVICE, DEVICES, STATUS, LIVE = range(10)
 _LONGEST_TEXT = 1024
 _MASK_BYTES = MAX_LINES // 8
+MAX_CONNECTIONS = 64
+"""Each has a thread."""
+MAX_COUNTERS = 16
+"""Each is a recording, with two processes and some 50 MiB."""
+MAX_VALUES = 1 << 22
+"""Of one answer, 32 MiB: four hours of a line at 291 values a second."""
+IDLE_S = 60.0
+"""A connection that is no counter and asks nothing for so long is closed, and so is one that stops within a message."""
 _UNKNOWN_V = float("nan")
 """pmlib tells a nominal voltage of each line; powerd measures it."""
 
@@ -124,7 +133,7 @@ class Service(socketserver.ThreadingTCPServer):
         """By a number of its own: the client's address and the counter."""
         self.connections: set[socket.socket] = set()
         self._mutex = threading.Lock()
-        self._numbers = 0
+        self._numbers = self._taken = 0
         super().__init__(address, _Client)
 
     def describe(self) -> tuple[str, dict[str, DeviceInfo]]:
@@ -142,8 +151,25 @@ class Service(socketserver.ThreadingTCPServer):
 
     def process_request(self, request: socket.socket, client_address: tuple[str, int]) -> None:  # type: ignore[override]
         """Known before its thread runs: so `end` finds every connection that was taken."""
+        if len(self.connections) >= MAX_CONNECTIONS:
+            log.warning("%s:%d is turned away: there are %d connections", *client_address[:2], MAX_CONNECTIONS)
+            self.shutdown_request(request)
+            return
         self.connections.add(request)
         super().process_request(request, client_address)
+
+    @contextlib.contextmanager
+    def room(self) -> Iterator[None]:
+        """Room for one more counter. Raises `ConfigError` where there are `MAX_COUNTERS`."""
+        with self._mutex:
+            if self._taken >= MAX_COUNTERS:
+                raise ConfigError(f"there are {MAX_COUNTERS} counters already")
+            self._taken += 1
+        try:
+            yield
+        finally:
+            with self._mutex:
+                self._taken -= 1
 
     def count(self, client: str, counter: Counter) -> int:
         with self._mutex:
@@ -170,6 +196,7 @@ class _Client(socketserver.BaseRequestHandler):
     def handle(self) -> None:
         self.wire = Wire(self.request)
         self.name = f"{self.client_address[0]}:{self.client_address[1]}"
+        self.request.settimeout(IDLE_S)
         try:
             while True:
                 self._answer(self.wire.number())
@@ -215,7 +242,7 @@ class _Client(socketserver.BaseRequestHandler):
             self.wire.give(-1) if info is None else self.wire.give(-2, _hertz(info))
             return
         frequency_hz = frequency_hz or _hertz(info)
-        with Server(self.server.url) as server:
+        with self.server.room(), Server(self.server.url) as server:
             counter = server.counter(device, aggregate=False, name="live")
             self.wire.give(0)
             go_on = 1
@@ -234,7 +261,7 @@ class _Client(socketserver.BaseRequestHandler):
             self.wire.text(), self.wire.number(), self.wire.number(), self.wire.lines()
         )  # fmt: skip
         try:
-            with Server(self.server.url) as server:
+            with self.server.room(), Server(self.server.url) as server:
                 info = server.device(device)
                 if len(lines) < MAX_LINES:  # bits beyond the device's lines mean nothing
                     lines = Lines(i for i in lines if i < info.n_lines)
@@ -258,6 +285,9 @@ class _Client(socketserver.BaseRequestHandler):
     def _obey(self, counter: Counter, frequency_hz: float) -> None:
         """Start and stop, until the counter is finalised or its client gone."""
         changes = {START: counter.start, CONTINUE: counter.resume, STOP: counter.stop}
+        # It may be silent for as long as its program works; whether its machine is still there the kernel asks.
+        self.request.settimeout(None)
+        self.request.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         try:
             while (request := self.wire.number()) != FINALISE:
                 try:
@@ -278,6 +308,12 @@ class _Client(socketserver.BaseRequestHandler):
 
     def _tell_data(self, counter: Counter, frequency_hz: float) -> None:
         """All values of the first line, set by set, then those of the next. Raises `ConfigError` while it runs."""
+        seconds = sum(end - begin for begin, end in counter.spans_ns) * 1e-9
+        count = seconds * frequency_hz * len(list(counter.lines))
+        if count > MAX_VALUES:
+            raise ConfigError(
+                f"{count:.2g} values are too many for one answer ({MAX_VALUES}): ask for a lower frequency"
+            )
         sets = _values(counter, frequency_hz)
         if unknown := sum(int(np.isnan(watts).any(axis=0).sum()) for watts in sets):
             log.warning("%s: %d values are NaN, for there are no readings of them", self.name, unknown)

@@ -132,7 +132,7 @@ def test_a_bound_of_the_device_clock_is_a_part_of_its_own(tmp_path):
 
 
 def _first(run, n):
-    names = [name for name in run.phases.__dataclass_fields__ if name != "classes"]
+    names = [name for name in run.phases.__dataclass_fields__ if isinstance(getattr(run.phases, name), np.ndarray)]
     return replace(run.phases, **{name: getattr(run.phases, name)[:n] for name in names})
 
 
