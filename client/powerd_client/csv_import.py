@@ -53,6 +53,7 @@ _WORDS = {unit.lower(): unit for unit in (*POWERS, *ENERGIES)} | {"watts": "W", 
 _FAILED = {"", "nan", "n/a", "[n/a]"}
 _CODES_PER_UNIT = 1_000_000
 _BLOCK_READINGS, _MARKS = 1000, 4096
+_BEYOND = Decimal(1 << 70)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -112,7 +113,7 @@ class _Table:
     def time_ns(self, line: int, text: str) -> int:
         """Seconds of any clock, or ISO 8601 (UTC where it does not say)."""
         try:
-            t_ns, is_utc = round(Decimal(text) * 1_000_000_000), False
+            t_ns, is_utc = _rounded(Decimal(text) * 1_000_000_000), False
         except (DecimalException, ValueError, OverflowError):
             try:
                 moment = datetime.fromisoformat(text)
@@ -125,6 +126,11 @@ class _Table:
             raise self.error(line, f"the time {text!r} is not of the clock of those before: all seconds, or all UTC")
         self.is_utc = is_utc
         return t_ns
+
+
+def _rounded(value: Decimal) -> int:
+    """The nearest whole number; of one far beyond 64 bits a bound, for its digits may be a million."""
+    return round(max(min(value, _BEYOND), -_BEYOND))
 
 
 def _readings(table: _Table, name: str | None, unit: str | None) -> tuple[str, list[tuple[int, int | None]]]:
@@ -146,7 +152,7 @@ def _readings(table: _Table, name: str | None, unit: str | None) -> tuple[str, l
             raise table.error(line, f"its time {row[0]} is not behind that of the row before")
         if text.lower() not in _FAILED:
             try:
-                code = round(Decimal(text) * scale)
+                code = _rounded(Decimal(text) * scale)
             except (DecimalException, ValueError, OverflowError):
                 raise table.error(line, f"{row[place]!r} is no number of {unit}") from None
             if abs(code) >= 1 << 62:

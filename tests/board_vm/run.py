@@ -618,6 +618,8 @@ def main() -> None:
         else:
             (target / f"transcript-{ARCH}.txt").write_text("\n\n".join([*texts, rows, ""]))
     print(rows)
+    for report in reports:
+        report.close()
     sys.exit(any(report.missed for report in reports))
 
 
