@@ -101,11 +101,13 @@ def _keep(new: GpuFile, given: Path | None) -> None:
     """Add to the file what is new, and say where it is. Raises `ConfigError`, with the file as it was."""
     from tempfile import NamedTemporaryFile
 
+    from powerd_client.ownership import read_small
+
     path = given or Path(keys_directory(os.environ, str(Path.home()))) / GPUS_FILE
     try:
         known = GpuFile()
         if path.exists():
-            known = build_options(GpuFile, parse_toml(path.read_text(encoding="utf-8-sig")), str(path))
+            known = build_options(GpuFile, parse_toml(read_small(path).decode("utf-8-sig")), str(path))
         path.parent.mkdir(parents=True, exist_ok=True)
         with NamedTemporaryFile("w", dir=path.parent, encoding="utf-8", delete=False) as file:
             file.write(gpus_text(known.with_new(new)))

@@ -190,11 +190,19 @@ def to_csv(table: Table) -> str:
 
 
 def csv_cell(value: Any) -> Any:
-    """A cell for CSV. A text that a spreadsheet would calculate (``=cmd|...``) gets an apostrophe in front, which makes
-    it a text there too; one that is a number stays as it is."""
-    if isinstance(value, str) and value.startswith(("=", "@", "+", "-", "\t", "\r")) and not is_number(value):
-        value = f"'{value}"
-    return encodable(value)
+    r"""A cell for CSV. A text that a spreadsheet would calculate (``=cmd|...``) gets an apostrophe in front.
+
+    That makes it a text there too; one that is a number stays as it is. Control characters, which a terminal would
+    obey, are spelled out (``\x1b``), but for line breaks and tabs within a text.
+    """
+    if not isinstance(value, str):
+        return value
+    if value.lstrip().startswith(("=", "@", "+", "-")) or value.startswith(("\t", "\r")):
+        value = value if is_number(value) else f"'{value}"
+    return encodable(_CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), value))
+
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def is_number(text: str) -> bool:

@@ -21,6 +21,7 @@ import pandas as pd
 
 from powerd_analytics import metrics
 from powerd_analytics.energy.uncertainty import NORMAL
+from powerd_analytics.export import csv_cell
 from powerd_analytics.figures import (
     ATTRIBUTE,
     COLUMNS,
@@ -185,8 +186,8 @@ def column_in(table: TableFile, names: Mapping[str, float], *, positive: bool = 
 
 def csv_text(frame: pd.DataFrame) -> str:
     """A table of published figures as CSV, with 15 digits, so that sums of decimals read as such."""
-    rounded = frame.map(lambda value: float(f"{value:.15g}") if isinstance(value, float) else value)
-    text: str = rounded.to_csv(index=False, lineterminator="\n")
+    rounded = frame.map(lambda value: float(f"{value:.15g}") if isinstance(value, float) else csv_cell(value))
+    text: str = rounded.rename(columns=csv_cell).to_csv(index=False, lineterminator="\n")
     return text
 
 

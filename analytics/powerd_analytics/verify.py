@@ -14,6 +14,7 @@ from powerd_analytics.runs.phases import as_range, merged
 from powerd_analytics.runs.run import Progress, Run, no_progress, read_run
 from powerd_analytics.signals import plain_j
 from powerd_analytics.table import RunRow
+from powerd_client.runfile import is_out_of_memory
 from powerd_client.verify import Finding, finding_of, verify_file
 from powerd_core.errors import PowerdError
 
@@ -42,6 +43,8 @@ def verify_sums(path: str | Path, progress: Progress = no_progress) -> Iterator[
             whole = next(r for r in rows if (r.device, r.provenance) == (part.device, part.provenance))
             yield _sums(run, part, whole)
     except PowerdError as error:
+        if is_out_of_memory(error.__cause__):
+            raise
         yield Finding("energy", "wrong", str(error))
 
 

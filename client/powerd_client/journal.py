@@ -106,6 +106,7 @@ def claim(run: Path, *, overwrite: bool = False) -> tuple[Path, int]:
     journal = journal_path(run)
     try:
         check_replaceable(run)
+        _check_folder(run)
         _check_free(run, overwrite=overwrite)
         is_new = not os.path.lexists(journal)
         held = _make(run, journal) if is_new else _take_over(run, journal, overwrite=overwrite)
@@ -149,6 +150,12 @@ def numbered_runs(run: Path) -> list[Path]:
     return [run_of(journal) for journal in journals]
 
 
+def _check_folder(run: Path) -> None:
+    folder = run.absolute().parent
+    if not folder.is_dir():
+        raise RunFileError(f"cannot record into {run}: there is no folder {folder}: make it first")
+
+
 def _check_free(run: Path, *, overwrite: bool) -> None:
     ownership.check_own(run)  # at the start: a recording cannot be taken again where its end is refused
     if run.exists() and not overwrite:
@@ -158,7 +165,7 @@ def _check_free(run: Path, *, overwrite: bool) -> None:
 def _make(run: Path, journal: Path) -> int:
     """A new journal gets its name when it is locked already: nobody ever sees one without an owner."""
     partial = partial_path(journal)
-    partial.mkdir()
+    partial.mkdir(mode=0o700)
     held = lock(partial)
     try:
         partial.rename(journal)
@@ -393,7 +400,7 @@ def pack(journal: Path, *, overwrite: bool, progress: Callable[[float], None] = 
     size = source.stat().st_size
     done, waiting = 0, bytearray()
     try:
-        with os.fdopen(ownership.open_own(partial, os.O_WRONLY | os.O_EXCL, 0o666), "wb") as file:
+        with os.fdopen(ownership.open_own(partial, os.O_WRONLY | os.O_EXCL), "wb") as file:
             try:
                 for frame in _all_frames(journal):
                     waiting += frame

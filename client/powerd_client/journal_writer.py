@@ -55,6 +55,7 @@ class Past:
     """Bytes up to the end of the last good frame."""
     has_run: bool = False
     has_start: bool = False
+    t_start_ns: int = 0
     has_stop: bool = False
     notes: set[str] = field(default_factory=set)
     heads: dict[tuple[str, int], bytes] = field(default_factory=dict)
@@ -104,6 +105,7 @@ class Past:
                 self.has_run = True
             case Message("start"):
                 self.has_start = True
+                self.t_start_ns = int(body["t_start_ns"])
             case Message("stop"):
                 self.has_stop = True
             case Message("note"):

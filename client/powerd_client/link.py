@@ -22,6 +22,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from powerd_client.hostclock import now_ns
+from powerd_client.ownership import read_small
 from powerd_core import wire
 from powerd_core.clock_comparison import DRIFT_PPM
 from powerd_core.errors import ConfigError, PeerError, PeerTimeout, VersionError, WireError
@@ -67,7 +68,7 @@ def _read_key(path: Path, is_secret: bool) -> str | None:
         for place, its_mode in ((path, mode), (path.parent, path.parent.stat().st_mode)):
             if its_mode & 0o022:
                 raise ConfigError(f"{place}: others can change it: run `chmod go-w {place}` and check the keys")
-        return path.read_text()
+        return read_small(path).decode()
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as error:

@@ -12,6 +12,7 @@ be a link of the user's own, which stays and whose file is written (`led_to`); a
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import os
 import pwd
@@ -89,9 +90,25 @@ def open_own(path: Path, flags: int, mode: int = 0o600) -> int:
     return descriptor
 
 
+MOST_BYTES = 4 << 20
+"""No configuration, calibration or key is longer."""
+
+
+def read_small(path: Path) -> bytes:
+    """What a file holds. Raises `OSError`, also for a device or a pipe (which may never end, or never begin), and for
+    more than `MOST_BYTES`."""
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "it is no file, but a directory, device or pipe: copy the text into a file")
+        data = file.read(MOST_BYTES + 1)
+    if len(data) > MOST_BYTES:
+        raise OSError(errno.EFBIG, f"it is longer than {MOST_BYTES >> 20} MiB: is it the right file?")
+    return data
+
+
 def write_new(path: Path, text: str) -> None:
     """A file that was not there. Raises `OSError`."""
-    with os.fdopen(open_own(path, os.O_WRONLY | os.O_EXCL, 0o666), "w", encoding="utf-8") as file:
+    with os.fdopen(open_own(path, os.O_WRONLY | os.O_EXCL), "w", encoding="utf-8") as file:
         file.write(text)
 
 

@@ -15,10 +15,12 @@ beyond the three that are used). What is left are plain tables of numbers and te
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import mmap
 import os
+import re
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from math import ceil, prod
@@ -339,12 +341,24 @@ def reading(run: str | os.PathLike[str]) -> Iterator[None]:
     except PermissionError as error:
         raise RunFileError(f"{run} cannot be read: {error.strerror or error}") from error
     except MemoryError as error:
-        raise RunFileError(f"{run} does not fit into the memory of this machine") from error
+        raise RunFileError(f"{run} {_NO_ROOM}") from error
     except (OSError, RuntimeError, LookupError, ValueError, TypeError, AttributeError, ArithmeticError) as error:
+        if is_out_of_memory(error):
+            raise RunFileError(f"{run} {_NO_ROOM}") from error
         text = " ".join(str(error).split()) or type(error).__name__
         raise RunFileError(
             f"{run} is damaged or incomplete ({text}): `joules verify {run}` says what of it is{_kept_hint(Path(run))}"
         ) from error
+
+
+_NO_ROOM = "does not fit into the memory of this machine, and whether it is good nobody knows: read it on a larger one"
+_OUT_OF_MEMORY = re.compile("memory allocation failed|unable to allocate|cannot allocate memory|can't allocate", re.I)
+
+
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Whether the system, numpy or HDF5 (in words only) had no memory."""
+    is_named = isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM
+    return is_named or (error is not None and _OUT_OF_MEMORY.search(str(error)) is not None)
 
 
 def has_endless_heap(path: Path) -> bool:

@@ -17,7 +17,17 @@ import h5py
 import numpy as np
 
 from powerd_client.recover import open_run
-from powerd_client.runfile import DIGEST, TIMES, digest, read_json, read_objects, read_texts, reading, texts_of
+from powerd_client.runfile import (
+    DIGEST,
+    TIMES,
+    digest,
+    is_out_of_memory,
+    read_json,
+    read_objects,
+    read_texts,
+    reading,
+    texts_of,
+)
 from powerd_core.errors import RunFileError
 from powerd_core.model import Flag
 from powerd_core.text import lost_text
@@ -56,12 +66,14 @@ def finding_of(name: str, wrong: list[str], text: str) -> Finding:
 
 
 def verify_file(path: str | os.PathLike[str], progress: Progress = lambda share, text: None) -> Iterator[Finding]:
-    """Look at everything in a run file, one finding a check. Raises `RunFileError` only where there is no file."""
+    """Look at everything in a run file, one finding a check. Raises `RunFileError` only where there is no file, or no
+    memory to read it."""
     run = Path(path)
     try:
         file = open_run(run)
     except RunFileError as error:
-        if isinstance(error.__cause__, PermissionError) or not os.path.isfile(run):
+        is_of_machine = isinstance(error.__cause__, PermissionError) or is_out_of_memory(error.__cause__)
+        if is_of_machine or not os.path.isfile(run):
             raise
         yield Finding("structure", "wrong", str(error))
         return
@@ -93,6 +105,8 @@ def _judge(run: Path, name: str, check: Check) -> Finding:
     except NotStored as missing:
         return Finding(name, "unknown", str(missing))
     except RunFileError as error:
+        if is_out_of_memory(error.__cause__):
+            raise
         return finding_of(name, [*wrong, f"cannot be read: {error.__cause__ or error}"], "")
 
 
@@ -117,6 +131,8 @@ def _checksums(file: h5py.File, progress: Progress) -> Check:
             try:
                 dataset[begin:end]
             except (OSError, RuntimeError) as error:
+                if is_out_of_memory(error):
+                    raise
                 yield f"{dataset.name}, rows {begin} to {end - 1}: {error}"
         done += dataset.nbytes
     if bare := sum(not dataset.fletcher32 for dataset in every):

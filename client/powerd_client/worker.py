@@ -159,10 +159,14 @@ class Boards:
             for link in self.links
         )
 
-    def give_up(self, stop_ns: int) -> None:
+    def give_up(self, begin_ns: int, stop_ns: int) -> None:
         """The run ends: say which board sent nothing of its end; what has not come of earlier epochs is a gap."""
         for link in self.links:
-            if (late_s := (stop_ns - _reached_ns(link, stop_ns)) * 1e-9) > 0:
+            reached_ns = _reached_ns(link, stop_ns)
+            if reached_ns <= begin_ns < stop_ns:  # its last reading may be of any time before
+                self._journal.warn(f"powerd at {link.url} sent nothing of the run: is it running?")
+            elif reached_ns < stop_ns:
+                late_s = (stop_ns - reached_ns) * 1e-9
                 self._journal.warn(
                     f"powerd at {link.url} sent nothing of the last {late_s:.3g} s of the run: is it running?"
                 )
@@ -225,6 +229,8 @@ class Worker:
         self._past = past
         self._journal = JournalWriter(inherited.job.journal, past if inherited.death else None)
         self._is_ready = past.has_start
+        self._begin_ns = past.t_start_ns
+        """Of the run, once it is ready."""
         self._boards = Boards(self._journal)
         self._inherited_pid = os.getppid()
         self._has_adopted = False
@@ -297,8 +303,8 @@ class Worker:
             self._mind_daemon()
             if not self._is_ready and (self._boards.flow() or self._ran_ns > _BEGIN_NS or self.orders.is_ending):
                 self._is_ready = True
-                t_start_ns = min(now_ns(), self.orders.stop_ns or now_ns())
-                self._journal.add(Message("start", {"t_start_ns": t_start_ns}))
+                self._begin_ns = min(now_ns(), self.orders.stop_ns or now_ns())
+                self._journal.add(Message("start", {"t_start_ns": self._begin_ns}))
                 self._journal.flush()
                 self._say_ready()
             stop_ns = self.orders.stop_ns
@@ -312,7 +318,7 @@ class Worker:
                     return
 
     def _end(self, stop_ns: int) -> None:
-        self._boards.give_up(stop_ns)
+        self._boards.give_up(self._begin_ns, stop_ns)
         reception = self._boards.reception.summary(self._boards.links)
         body = {"t_stop_ns": stop_ns, "complete": self.orders.is_complete, "reception": reception}
         self._journal.end(Message("stop", body))

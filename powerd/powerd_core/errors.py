@@ -18,8 +18,16 @@ Commands print any of these as one line and exit with status 2; a message theref
 wrong and what to do. Exceptions of libraries are translated in the one module that imports them.
 """
 
+_HEAD, _TAIL = 1500, 500
+"""Characters of a message: what is wrong stands at its beginning, what to do at its end."""
 
-class PowerdError(Exception): ...
+
+class PowerdError(Exception):
+    """Its text never repeats a whole input, however long that was."""
+
+    def __str__(self) -> str:
+        text = super().__str__()
+        return text if len(text) <= _HEAD + _TAIL else f"{text[:_HEAD]} … {text[-_TAIL:]}"
 
 
 class ConfigError(PowerdError, ValueError): ...

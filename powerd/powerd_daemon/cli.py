@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if sys.stdout is not None:  # nobody has closed it
             sys.stdout.flush()
     except PowerdError as error:
-        print(f"powerd: {printable(str(error), limit=2000)}", file=sys.stderr)
+        print(f"powerd: {printable(str(error), limit=3000)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
@@ -78,7 +78,7 @@ def _run_options(run: argparse.ArgumentParser) -> None:
 
 def _run(arguments: argparse.Namespace) -> None:
     from powerd_daemon.clock import SystemClock
-    from powerd_daemon.daemon import Daemon, Notifier, ParentWatchdog
+    from powerd_daemon.daemon import Daemon, Notifier, ParentWatchdog, allow_files
     from powerd_daemon.log import Console
 
     is_stopping = False
@@ -99,6 +99,7 @@ def _run(arguments: argparse.Namespace) -> None:
     try:
         with Console(sys.stderr, clock, quiet=arguments.quiet):
             config = run_config(arguments)
+            allow_files(config)
             daemon = Daemon(config, clock)
             try:
                 if daemon.start(is_over):

@@ -18,7 +18,7 @@ from powerd_core.model import Device, Stream, pci_key, uuid_key
 from powerd_core.serde import build_options
 from powerd_core.text import did_you_mean
 from powerd_daemon.clock import SystemClock
-from powerd_daemon.sources.base import Source, Start, find_source
+from powerd_daemon.sources.base import Source, Start, devices_of, find_source
 from powerd_daemon.toml_files import parse_document, read_document
 
 DEFAULT_LISTEN = "tcp://127.0.0.1:7360"
@@ -245,7 +245,20 @@ def _config(document: Document, origin: str) -> Config:
         for config in configs:
             if names.count(config.name) > 1:
                 raise ConfigError(f"{config.where}: another one has the same name: give each its own 'name'")
+    _check_foreseen(sources, devices)
     return Config(server, sources, devices)
+
+
+def _check_foreseen(sources: Sequence[SourceConfig], devices: Sequence[DeviceConfig]) -> None:
+    """What `powerd run` would refuse once all sources are open, as far as their options tell. Raises `ConfigError`."""
+    described = []
+    for config in sources:
+        lines = make_source(config, find_source(config.kind), Start(config.name, 1, 0, SystemClock())).foresee()
+        if lines is not None:
+            described.append((config, Stream(0, config.name, (), lines, 1)))
+    names = check_lines([(config, [stream]) for config, stream in described])
+    if len(described) == len(sources):
+        merge_devices(names, [(config, devices_of(stream, "")) for config, stream in described], devices)
 
 
 def check_lines(described: Iterable[tuple[SourceConfig, Sequence[Stream]]]) -> tuple[str, ...]:

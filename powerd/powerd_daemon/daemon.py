@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 import secrets
 import select
 import socket
@@ -170,6 +171,24 @@ class ParentWatchdog:
 
     def is_gone(self) -> bool:
         return bool(self._poll.poll(0))
+
+
+FILES, FILES_A_SOURCE = 64, 4
+"""Descriptors that powerd needs: of ZeroMQ, the sockets, the spool and some clients; of a sampler beside."""
+
+
+def allow_files(config: Config) -> None:
+    """Let this process open as many files as ``config`` needs. Raises `ConfigError` where that is not allowed: libzmq
+    ends the process when it runs out of them."""
+    needed = FILES + FILES_A_SOURCE * len(config.sources)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise ConfigError(
+            f"this process may open {hard} files, and powerd needs {needed}: raise the limit (ulimit -n {needed}, or "
+            "LimitNOFILE= of the service)"
+        )
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
 class Daemon:

@@ -14,17 +14,23 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from textwrap import fill
+
+import zmq
 
 from powerd_core.calibration import GpuFile
 from powerd_core.errors import ConfigError, PowerdError, SensorError
 from powerd_core.text import printable
+from powerd_daemon.auth import Guard
 from powerd_daemon.clock import Clock, SystemClock
 from powerd_daemon.commands import add_format_option
-from powerd_daemon.config import NOTHING, Config, load_config
+from powerd_daemon.config import NOTHING, Config, ServerConfig, load_config
+from powerd_daemon.daemon import allow_files
 from powerd_daemon.plan import BusPlan, plan_file, plan_here, read_bus, smbus_note
 from powerd_daemon.scan import Answer, buses, held_by_kernel, open_simulated, scan_bus
+from powerd_daemon.sockets import bind_sockets
 from powerd_daemon.sources.ina.bus import READ_PERIODS, OpenBus, Read, RegisterBus, open_bus
 from powerd_daemon.sources.ina.chips import CONFIG, Settings
 from powerd_daemon.sources.ina.scanner import MOST_SLOW
@@ -34,6 +40,7 @@ from powerd_daemon.sources.nvml.api import Nvml
 from powerd_daemon.sources.nvml.gpu_file import gpu_file_path, load_gpus
 from powerd_daemon.sources.port import is_usbtmc
 from powerd_daemon.sources.sim.source import SIMULATED_BUS, SimOptions
+from powerd_daemon.spool import SpoolDirectory
 
 WIDTH = 100
 _TCP_LISTENS, _UNIX_LISTENS = "0A", "00010000"
@@ -124,7 +131,8 @@ def run(arguments: argparse.Namespace) -> int:
         plans = plan_file(path) if arguments.file_only else plan_here(path, open_bus=machine.open_bus)
         findings = [check_config(path, config), *check_plans(path, plans)]
     if not arguments.file_only:
-        for one in (check_ports, check_bus_speed, check_sensors, check_powercap, check_nvml, check_scheduler):
+        devices = (check_ports, check_bus_speed, check_sensors, check_powercap, check_nvml)
+        for one in (check_server, *devices, check_scheduler):
             findings += one(machine, config)
         findings.append(check_disk(machine, arguments.directory))
     if arguments.format == "json":
@@ -158,6 +166,48 @@ def check_config(path: Path, config: Config) -> Finding:
         return Finding("config", FAIL, f"{path}: {NOTHING}", "paste them into it, and name the lines")
     sources = ", ".join(f"{source.name} ({source.kind})" for source in config.sources)
     return Finding("config", OK, f"{path} is good: listens on {config.server.listen}, measures {sources}")
+
+
+def check_server(machine: Machine, config: Config | None) -> Iterator[Finding]:
+    """Whether `powerd run` may listen where the file says, with its keys, open as many files, and write its spool."""
+    if config is None:
+        return
+    server = config.server
+    if machine.is_served(server.listen):
+        yield Finding("server", OK, f"{server.listen} is served already: keys, addresses and spool are not tried")
+        return
+    for attempt in (partial(allow_files, config), partial(_try_sockets, server), partial(_try_spool, server)):
+        try:
+            attempt()
+        except ConfigError as error:
+            yield Finding("server", FAIL, str(error))
+            return
+    yield Finding("server", OK, f"may listen on {server.listen}" + (", may write its spool" if server.spool else ""))
+
+
+def _try_sockets(server: ServerConfig) -> None:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    try:
+        guard = Guard(context, server)
+        try:
+            bind_sockets(context, server.listen, server.data, server.clock, guard.keys).release()
+        finally:
+            guard.close()
+    finally:
+        context.destroy(linger=0)
+
+
+def _try_spool(server: ServerConfig) -> None:
+    """Nothing is made: the directory would belong to whoever checks."""
+    spool = server.spool
+    if spool is None:
+        return
+    if spool.is_dir():
+        SpoolDirectory(spool).release()
+    elif spool.exists() or not spool.parent.is_dir():
+        raise ConfigError(f"spool {spool}: it cannot be made there: name a directory whose parent exists")
+    if not os.access(spool if spool.is_dir() else spool.parent, os.W_OK):
+        raise ConfigError(f"spool {spool}: this user may not write to it: name another, or check as powerd's user")
 
 
 def check_plans(path: Path, plans: Iterable[BusPlan]) -> Iterator[Finding]:

@@ -34,6 +34,9 @@ STATISTICS_NS = 1_000_000_000
 LINGER_MS = 500
 REOPEN_MIN_NS = 100_000_000
 REOPEN_MAX_NS = 5_000_000_000
+HELD_UP_NS = 1_000_000_000
+"""A sampler that was not run for so long (it was stopped, or the machine stood) says so, unless its source has the
+readings all the same."""
 GAP_TOLD_WITHIN_NS = 1_000_000_000
 """The gap of an interruption waits for the reading that ends it, but not longer than this."""
 
@@ -167,6 +170,10 @@ class Sampling:
         self._flush_ns = self._retry_ns + block_ns
         self._untold: dict[int, tuple[int, str]] = {}
         """By stream: when its source was opened again and why it had to be, until the gap before that is told."""
+        self._held_up: set[int] = set()
+        """Streams whose next reading shows what was lost while the sampler was not run."""
+        self._shift: dict[int, int] = {}
+        """By stream: how many numbers were given to such gaps, of which the source does not know."""
         self.deadlines: Deadlines | None = None
         self.reopened = 0
 
@@ -183,6 +190,7 @@ class Sampling:
                 source.close()
             raise
         self._source, self._streams, self._catches_up = source, streams, source.catches_up
+        self._held_up, self._shift = set(), {}
         for stream in streams:
             self._next.setdefault(stream.number, 0)
         self._on_open(streams, devices)
@@ -226,7 +234,9 @@ class Sampling:
         for event in events:
             if event.stream in self._untold:
                 self._tell_gap(event.stream, first_ns=event.t_first_ns)
-            self._put(event)
+            if event.stream in self._held_up:
+                self._tell_held_up(event)
+            self._put(replace(event, sequence=event.sequence + self._shift.get(event.stream, 0)))
         if last or (self._untold and self._clock.now_ns() - min(self._untold.values())[0] > GAP_TOLD_WITHIN_NS):
             self._tell_gaps()
 
@@ -262,7 +272,11 @@ class Sampling:
     def _poll(self, now_ns: int) -> None:
         assert self._source is not None
         assert self.deadlines is not None
-        self.deadlines.meet(now_ns)
+        if self.deadlines.meet(now_ns) * self.deadlines.period_ns >= HELD_UP_NS:
+            self.flush()  # what was read before
+            if self._source is None:
+                return
+            self._held_up = set(self._next)
         try:
             self._source.poll()
         except SensorError as error:
@@ -301,6 +315,21 @@ class Sampling:
         self._tell_gaps()
         self._retry_ns = now_ns + self._pause_ns
         self._pause_ns = min(self._pause_ns * 2, REOPEN_MAX_NS)
+
+    def _tell_held_up(self, event: Block | Gap) -> None:
+        """The gap in front of the first ``event`` behind a hold-up. There is none where the source caught up, or tells
+        of it by itself."""
+        number, streams = event.stream, {stream.number: stream for stream in self._streams or ()}
+        self._held_up.discard(number)
+        last_ns = self._t_last_ns.get(number, UNKNOWN_TIME_NS)
+        hole_ns = event.t_first_ns - last_ns
+        if last_ns == UNKNOWN_TIME_NS or hole_ns < HELD_UP_NS or isinstance(event, Gap):
+            return
+        lost = max(round(hole_ns / streams[number].period_ns) - 1, 0)
+        cause = f"the sampler was not run for {hole_ns / 1e9:.3g} s: it was stopped, or its machine stood"
+        times = last_ns, event.t_first_ns
+        self._put(Gap(number, self._start.epoch, self._next[number], *times, 1, lost, cause))
+        self._shift[number] = self._shift.get(number, 0) + 1
 
     def _tell_gaps(self) -> None:
         for number in list(self._untold):

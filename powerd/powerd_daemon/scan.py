@@ -191,7 +191,7 @@ def run(arguments: argparse.Namespace) -> int:
                 answers += scan_bus(bus, number, held_by_kernel(number))
                 read.append(number)
         except PowerdError as error:
-            print(f"powerd: {printable(str(error))}", file=sys.stderr)
+            print(f"powerd: {printable(str(error), limit=3000)}", file=sys.stderr)
     if arguments.format == "json":
         print(json.dumps([asdict(answer) for answer in answers], indent=2))
     elif read:

@@ -101,8 +101,10 @@ class SpoolDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._has_new_names = False
+        """Whether files were made whose names a power cut may still take."""
         try:
-            path.mkdir(exist_ok=True)
+            path.mkdir(0o700, exist_ok=True)
             self._lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         except OSError as error:
             raise ConfigError(f"spool {path}: {error.strerror}: name a directory that powerd may write to") from error
@@ -123,13 +125,12 @@ class SpoolDirectory:
         return sizes
 
     def create(self, name: str) -> int:
-        """A new file to append to, by its descriptor; its name survives a power cut."""
-        file = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o640, dir_fd=self._lock)
-        try:
-            os.fsync(self._lock)
-        except OSError:
-            os.close(file)
-            raise
+        """A new file to append to, by its descriptor. Its name survives a power cut from the next `sync` on.
+
+        The directory is not synced here: that may take seconds, and what waits for it is lost when powerd is killed.
+        """
+        file = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600, dir_fd=self._lock)
+        self._has_new_names = True
         return file
 
     def write(self, file: int, data: bytes) -> None:
@@ -141,6 +142,9 @@ class SpoolDirectory:
     def sync(self, file: int) -> None:
         """Come back when what was written survives a power cut."""
         os.fdatasync(file)
+        if self._has_new_names:
+            os.fsync(self._lock)
+            self._has_new_names = False
 
     def close(self, file: int) -> None:
         os.close(file)
@@ -280,9 +284,8 @@ class Catalogue:
     """All segments of a spool by epoch, from the oldest on, and the frames in them. ``worker`` does what may stall."""
 
     def __init__(self, disk: SpoolDirectory, worker: Worker) -> None:
-        self.is_ready = False
-        """Whether earlier epochs can be asked for."""
-        self.past: tuple[Epoch, ...] = ()
+        self._past: tuple[Epoch, ...] | None = None
+        """None until the earlier epochs have been read: one attribute, so that nobody sees a half of it."""
         self.failures = 0
         """Segments that could not be read."""
         self._disk = disk
@@ -301,6 +304,15 @@ class Catalogue:
         worker.put(partial(self._load, list(self.epochs.values())))
 
     @property
+    def is_ready(self) -> bool:
+        """Whether earlier epochs can be asked for."""
+        return self._past is not None
+
+    @property
+    def past(self) -> tuple[Epoch, ...]:
+        return self._past or ()
+
+    @property
     def segments(self) -> list[Segment]:
         return [segment for epoch in list(self.epochs.values()) for segment in epoch.segments]
 
@@ -315,15 +327,16 @@ class Catalogue:
 
     def answer(self, request: Mapping[str, object]) -> dict[str, object]:
         """The body of the answer to *epochs*: all earlier ones, or the one that the request names."""
+        past = self._past  # once: the reading thread may set it meanwhile
         entries: list[dict[str, object]] = []
-        for epoch in self.past:
+        for epoch in past or ():
             if request.get("epoch", epoch.number) == epoch.number:
                 description = decode(epoch.description)
                 assert isinstance(description, Message)
                 ends = sorted(epoch.end.items())
                 streams = [{"number": n, "oldest": epoch.oldest(n).next, "next": end.next} for n, end in ends]
                 entries.append({"epoch": epoch.number, "description": description.body, "streams": streams})
-        return {"ready": self.is_ready, "epochs": entries}
+        return {"ready": past is not None, "epochs": entries}
 
     def find_past(self, stream: int, epoch: int) -> SpooledStream | None:
         """A stream of an earlier epoch; None when there is no such."""
@@ -359,8 +372,7 @@ class Catalogue:
                 epoch.description = epoch.description or description
             epoch.end = {} if before is None else self._end(before)
         told = [e for e in earlier if e.description and any(place.next for place in e.end.values())]
-        self.past = tuple(told[-MAX_EPOCHS:])
-        self.is_ready = True
+        self._past = tuple(told[-MAX_EPOCHS:])
 
     def _fetch(self, epoch: int, stream: int, sequence: int) -> None:
         """Read the segment of a number. Of two that hold it, the later."""

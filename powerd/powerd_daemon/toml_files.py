@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
+import stat
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -12,11 +14,26 @@ from powerd_core.errors import ConfigError
 from powerd_core.serde import parse_toml
 from powerd_daemon.ownership import foreign, led_to
 
+MOST_BYTES = 4 << 20
+"""No configuration, calibration or key is longer."""
+
+
+def read_small(path: Path) -> bytes:
+    """What a file holds. Raises `OSError`, also for a device or a pipe (which may never end, or never begin), and for
+    more than `MOST_BYTES`."""
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "it is no file, but a directory, device or pipe: copy the text into a file")
+        data = file.read(MOST_BYTES + 1)
+    if len(data) > MOST_BYTES:
+        raise OSError(errno.EFBIG, f"it is longer than {MOST_BYTES >> 20} MiB: is it the right file?")
+    return data
+
 
 def read_document(path: Path) -> dict[str, Any]:
     """The TOML document in a file. Raises `ConfigError`."""
     try:
-        return parse_document(path.read_text(encoding="utf-8-sig"), str(path))
+        return parse_document(read_small(path).decode("utf-8-sig"), str(path))
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:

@@ -145,7 +145,8 @@ def test_every_format_is_written_by_the_command(tmp_path, capsys, form):
 
 @pytest.mark.parametrize(
     ("text", "made"),
-    [("=cmd|' /C calc'!A0", "'=cmd|' /C calc'!A0"), ("@SUM(A1)", "'@SUM(A1)"), ("-x", "'-x"), ("-1.5", "-1.5")],
+    [("=cmd|' /C calc'!A0", "'=cmd|' /C calc'!A0"), ("@SUM(A1)", "'@SUM(A1)"), ("-x", "'-x"), ("-1.5", "-1.5"),
+     (" =1+1", "' =1+1"), ("a\x1b]0;b\x07", "a\\x1b]0;b\\x07"), ("\x9b2J", "\\x9b2J"), ("two\nlines", "two\nlines")],
 )  # fmt: skip
 def test_a_text_that_a_spreadsheet_would_calculate_stays_a_text(tmp_path, capsys, text, made):
     rows = list(csv.DictReader(io.StringIO(to_csv(sheet(text)))))

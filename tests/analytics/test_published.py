@@ -1,3 +1,5 @@
+import csv
+import io
 import itertools
 from decimal import Decimal
 
@@ -498,3 +500,25 @@ def test_what_cannot_be_picked(tmp_path, capsys, options, place):
     metric = () if "--metric" in options else ("--metric", "e")
     assert place in refused(capsys, "pick", write(tmp_path / "t.csv", TABLE), *options, *metric, "-o", out)
     assert not out.exists()
+
+
+TIMES_OF = "device,gpus,model,phase,batch,s_per_batch,j_per_batch,iterations\npascal,1,{0},forward,64,0.029,5,9\n"
+HOSTILE = "gpu,cap,energy_j,time_s,=cmd|'/C calc'!A0\n"
+HOSTILE += "=cmd|'/C calc'!A1,260,100,10,\x1b]0;owned\x07\n@SUM(A1),140,80,12,-1.5\n"
+
+
+@pytest.mark.parametrize("command", ["pick", "totals"])
+def test_what_is_printed_of_a_foreign_table_is_obeyed_by_nobody(tmp_path, capsys, command):
+    path = tmp_path / "t.csv"
+    if command == "pick":
+        path.write_text(HOSTILE)
+        arguments = ("pick", path, "--reference", "cap=260", "--metric", "e", "--by", "gpu", "--where", "cap=260")
+    else:
+        path.write_text(TIMES_OF.format("=cmd|'/C calc'!A1"))
+        arguments = ("totals", path)
+    code, out, err = joules(capsys, *arguments, *(["--format", "csv"] if command == "pick" else []))
+    assert code == 0, err
+    assert "cmd" in out, "the name is there"
+    assert "\x1b" not in out
+    cells = [cell for row in csv.reader(io.StringIO(out)) for cell in row]
+    assert not [cell for cell in cells if cell.startswith(("=", "@"))]

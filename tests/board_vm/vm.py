@@ -88,7 +88,7 @@ class Board:
             "-device", "virtconsole,chardev=shell",
         ]  # fmt: skip
         self._qemu = subprocess.Popen(command)
-        self._wait(path.exists, 20)
+        self._wait(path.exists, 120)
         self._shell = socket.socket(socket.AF_UNIX)
         self._shell.connect(str(path))
         self._until(rb"\nREADY\r?\n", 900)
@@ -108,7 +108,7 @@ class Board:
         assert self._qemu is not None
         assert self._shell is not None
         self._shell.sendall(b"systemctl reboot\n")
-        self._qemu.wait(180)  # it ends instead: -no-reboot
+        self._qemu.wait(600)  # it ends instead: -no-reboot
         self.switch_on()
         return time.monotonic() - begun_s
 

@@ -377,3 +377,49 @@ def test_a_counter_among_the_attributes_is_told_once_at_the_end(daemon, tmp_path
     with open_run(tmp_path / "run.h5") as file:
         assert sum(told in message["text"] for message in read_objects(file["messages"])) == 1
         assert len(file["phases/kind"]) == 30
+
+
+@pytest.mark.parametrize("in_the_way", [False, True])
+def test_a_run_whose_folder_is_not_there_is_one_line(daemon, tmp_path, in_the_way):
+    if in_the_way:
+        (tmp_path / "runs").write_text("")
+    with pytest.raises(RunFileError) as raised:
+        Meter(daemon.url, out=tmp_path / "runs" / "a" / "b.h5")
+    assert str(raised.value).endswith(f"there is no folder {tmp_path}/runs/a: make it first")
+    assert "partial" not in str(raised.value)
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
+def test_only_its_owner_may_read_a_journal_whatever_the_umask(daemon, tmp_path, umask):
+    before = os.umask(umask)
+    try:
+        meter = Meter(daemon.url, out=tmp_path / "run.h5")
+        try:
+            with meter.phase("step"):
+                folder = journal_path(tmp_path / "run.h5")
+                modes = {path.name: path.stat().st_mode & 0o777 for path in folder.iterdir() if not path.is_socket()}
+                assert folder.stat().st_mode & 0o777 == 0o700
+                assert "reserve" in modes
+                assert "journal.bin" in modes
+                assert set(modes.values()) == {0o600}, modes
+        finally:
+            meter.close()
+    finally:
+        os.umask(before)
+    packed = journal.packed_path(tmp_path / "run.h5")
+    assert packed.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_board_that_never_sent_anything_is_not_late_by_its_own_uptime(tmp_path, capfd):
+    """Its clock may show hours, and the run lasted a moment."""
+    paused = threading.Event()
+    paused.set()
+    with (
+        steady_daemon(paused=paused) as daemon,
+        Meter(daemon.url, out=tmp_path / "run.h5") as meter,
+        meter.phase("step"),
+    ):
+        assert not daemon.ring
+    said = capfd.readouterr().err
+    assert "sent nothing of the run: is it running?" in said
+    assert "sent nothing of the last" not in said

@@ -305,3 +305,81 @@ def test_killed_powerd_leaves_no_sampler_and_the_next_one_starts(file: Path) -> 
     assert (file.parent / "s").is_socket(), "a stale socket"
     with command("run", "--config", file) as process:
         until_it_listens(process)
+
+
+SIMULATED = '[[source]]\nkind = "sim"\n'
+
+
+@pytest.mark.parametrize(
+    ("server", "rest"),
+    [
+        ('listen = "ipc://{0}/none/s"', SIMULATED),
+        ('listen = "tcp://10.255.255.1:7999"\ninsecure = true', SIMULATED),
+        ('listen = "ipc://{0}/s"\ndata = "ipc://{0}/s"', SIMULATED),
+        ('listen = "tcp://127.0.0.1:7999"\nkeys = "{0}/none"', SIMULATED),
+        ('listen = "ipc://{0}/s"\nspool = "{0}/none/spool"', SIMULATED),
+        ('listen = "ipc://{0}/s"\nspool = "{0}/c.toml"', SIMULATED),
+        ('listen = "ipc://{0}/s"', f'{SIMULATED}name = "a"\n{SIMULATED}name = "b"\n'),
+        ('listen = "ipc://{0}/s"', f'{SIMULATED}[[device]]\nname = "gpu0"\nfeeds = ["gpu0.none"]\n'),
+        ('listen = "ipc://{0}/s"', f'{SIMULATED}[[device]]\nname = "gpu1"\n'),
+    ],
+    ids=["no folder", "foreign address", "taken", "no keys", "no parent", "spool is a file", "one name twice",
+         "unknown line", "unknown device"],
+)  # fmt: skip
+def test_what_run_refuses_check_does_not_pass(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], server: str, rest: str
+) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text(f"[server]\n{server.format(tmp_path)}\n{rest}")
+    assert main(["run", "--config", str(path)]) == 2
+    refusal = folded(capsys.readouterr().err)
+    assert main(["check", str(path), "--directory", str(tmp_path)]) != 0
+    said = capsys.readouterr()
+    found = folded(said.err + said.out)
+    assert refusal.removeprefix("powerd: ")[:30] in found
+    assert {p.name for p in tmp_path.iterdir()} == {"c.toml"}, "to check makes nothing"
+
+
+@pytest.mark.parametrize("limit", [6, 24])
+def test_too_few_files_are_one_line_at_the_start(tmp_path: Path, limit: int) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text(f'[server]\nlisten = "ipc://{tmp_path}/s"\n{SIMULATED}')
+    limited = ["sh", "-c", f'ulimit -n {limit}; exec "$@"', "sh", sys.executable, "-P", "-m", "powerd_daemon"]
+    done = subprocess.run([*limited, "run", "--config", path], stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert f"may open {limit} files, and powerd needs" in line
+    assert "ulimit -n" in line
+
+
+def test_a_limit_that_may_be_raised_is(tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text(f'[server]\nlisten = "ipc://{tmp_path}/s"\n{SIMULATED}')
+    limited = ["sh", "-c", 'ulimit -S -n 24; exec "$@"', "sh", sys.executable, "-P", "-m", "powerd_daemon"]
+    with subprocess.Popen([*limited, "run", "--config", path], stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert "listens on" in process.stderr.readline()
+        process.terminate()
+
+
+@pytest.mark.parametrize("command", ["run", "check", "plan"])
+def test_what_is_no_file_is_no_configuration(tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str) -> None:
+    """A device never ends, and a pipe without a writer never begins."""
+    os.mkfifo(tmp_path / "pipe")
+    large = tmp_path / "large.toml"
+    large.write_bytes(b"#" * (5 << 20))
+    for path, why in ((Path("/dev/zero"), "no file"), (tmp_path / "pipe", "no file"), (large, "longer than 4 MiB")):
+        assert main([command, *(["--config"] if command == "run" else []), str(path)]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert why in line
+    source = f'[[source]]\nkind = "sim"\ncalibration = "{tmp_path}/pipe"\n'
+    (tmp_path / "c.toml").write_text(f'[server]\nlisten = "ipc://{tmp_path}/s"\n{source}')
+    assert main(["check", "--file-only", str(tmp_path / "c.toml")]) == 2
+    assert "no file" in capsys.readouterr().err
+
+
+def test_an_error_does_not_repeat_a_whole_input(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text(f'[server]\nlisten = "{"x" * 3_000_000}"\n{SIMULATED}')
+    assert main(["check", "--file-only", str(path)]) == 2
+    assert 1000 < len(capsys.readouterr().err) < 4000

@@ -13,7 +13,7 @@ from ina_bench import MS, PERIOD, SHUNT_OHM, Bench, HeldUpClock, eight
 from powerd_core.errors import SensorError
 from powerd_core.model import BAD, Flag
 from powerd_daemon.clock import Deadlines
-from powerd_daemon.sources.ina.chips import CNVR, OVF, Settings
+from powerd_daemon.sources.ina.chips import CNVR, OVF, RST, Settings
 from powerd_daemon.sources.ina.scanner import Decoder, cycle_ratio
 from powerd_daemon.sources.ina.sensor_accuracy import Sensor
 from powerd_daemon.sources.sim.bus import ChipErrors, Load, SimBus, SimChip, VirtualClock
@@ -173,6 +173,73 @@ class TestFlags:
         assert bench.take() == []
         bench.poll(100)
         assert 50 <= len(bench.take()) < 105
+
+
+class PlayedChip(SimChip):
+    """A chip that another processor plays: it shows RST until that one gets to it, ``late_ns`` after it was asked."""
+
+    def __init__(self, late_ns: int) -> None:
+        super().__init__("INA219", [Load(lambda _begin, _end: 1.0, 12.0, SHUNT_OHM)], t_ns=0)
+        self.late_ns = late_ns
+        self.asked_ns: int | None = None
+        self.looks = 0
+
+    def write_word(self, register: int, word: int, t_ns: int) -> None:
+        if register == 0 and word & RST:
+            self.select(register)
+            self.asked_ns = t_ns
+        else:
+            super().write_word(register, word, t_ns)
+
+    def read_word(self, t_ns: int) -> int:
+        if self.asked_ns is not None and t_ns >= self.asked_ns + self.late_ns:
+            pointer, self.asked_ns = self._pointer, None
+            self.reset(t_ns)
+            self.select(pointer)
+        if self.asked_ns is None or self._pointer != 0:
+            return super().read_word(t_ns)
+        self.looks += 1
+        return RST
+
+
+class TestOpening:
+    """What passes by itself within a second is no reason not to begin."""
+
+    def test_a_chip_whose_reset_is_late_is_waited_for(self):
+        bench = Bench(sensors=eight()[:1])
+        bench.bus.chips[0x40] = chip = PlayedChip(20 * MS)
+        bench.opened()
+        assert chip.looks > 10, "its reset was late"
+        assert not bench.scanner.troubles
+        assert not any(any(row.flags) for row in bench.scan(3))
+
+    def test_a_chip_that_never_resets_is_said_within_two_seconds(self):
+        bench = Bench(sensors=eight()[:1])
+        bench.bus.chips[0x40] = PlayedChip(60_000 * MS)
+        began_ns = bench.clock.now_ns()
+        with pytest.raises(SensorError, match="is no INA219: register 0x00 is 0x8000"):
+            bench.opened()
+        assert bench.clock.now_ns() - began_ns < 2000 * MS
+
+    @pytest.mark.parametrize("error", [errno.EAGAIN, errno.EREMOTEIO, errno.ETIMEDOUT])
+    @pytest.mark.parametrize("combines", [True, False])
+    def test_a_bus_that_another_master_has_is_asked_again(self, error, combines):
+        """Two transfers fail, wherever in the opening: it begins, with all its chips."""
+        first, failed = 0, 2
+        while failed:
+            transfers, failed = count(), 0
+
+            def before(_end_ns, transfers=transfers, first=first):
+                nonlocal failed
+                if first <= next(transfers) < first + 2:
+                    failed += 1
+                    raise OSError(error, "lost to another master")
+
+            bench = Bench(sensors=eight()[:2], before=before, combines=combines).opened()
+            assert bench.scanner.combined == combines
+            assert not bench.scanner.troubles, f"transfers {first} and {first + 1} failed"
+            first += 1
+        assert first > 10, "each transfer of the opening failed once"
 
 
 class TestFaults:

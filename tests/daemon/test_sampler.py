@@ -291,3 +291,49 @@ def test_other_lines_after_a_reopening_end_the_sampler() -> None:
     bench.world.lines = ("a", "b")
     with pytest.raises(ConfigError, match="other lines"):
         bench.run(300 * MS)
+
+
+def test_a_sampler_that_was_stopped_leaves_a_gap_and_goes_on() -> None:
+    """SIGSTOP for three seconds: its clock goes on, and nothing is polled."""
+    bench = Bench(World())
+    bench.sampling.open()
+    before = bench.run(100 * MS)
+    stopped_ns, bench.world.clock.t_ns = bench.world.clock.t_ns, bench.world.clock.t_ns + 3000 * MS
+    assert not any(stopped_ns < t < bench.world.clock.t_ns for t in bench.world.polled_at)
+    events = bench.run(200 * MS)
+    assert not any(isinstance(e, Gap) for e in before)
+    (gap,) = (e for e in events if isinstance(e, Gap))
+    last = max(e.t_last_ns for e in bench.events if e.sequence < gap.sequence)
+    first = bench.world.clock.t_ns - 200 * MS
+    assert (gap.t_first_ns, gap.span) == (last, 1)
+    assert abs(gap.t_last_ns - first) <= 2 * MS
+    assert abs(gap.lost - 3000) <= 4, "of a stream of 1 kHz"
+    assert "was not run for 3 s" in gap.cause
+    assert len(events) > 5
+
+
+def test_a_short_stall_and_a_source_that_has_the_readings_leave_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(World())
+    bench.sampling.open()
+    for stall_ms in (900, 3000):
+        bench.run(100 * MS)
+        bench.world.clock.t_ns += stall_ms * MS
+        bench.world.age_ns = (stall_ms - 10) * MS if stall_ms > 1000 else 0  # its buffer has what was sampled meanwhile
+    assert bench.sampling.statistics()["missed_deadlines"] == 449
+    bench.run(100 * MS)
+    assert bench.sampling.statistics()["missed_deadlines"] > 1900, "it was held up for three seconds"
+    assert not any(isinstance(e, Gap) for e in bench.events)
+
+
+def test_a_sensor_that_is_lost_after_a_hold_up_goes_on_at_the_next_number() -> None:
+    world = World()
+    bench = Bench(world)
+    bench.sampling.open()
+    bench.run(100 * MS)
+    world.clock.t_ns += 3000 * MS
+    bench.run(100 * MS)
+    world.poll_errors[len(world.polled_at) + 1] = SensorError("unplugged")
+    bench.run(2000 * MS)  # `Bench.drain` compares the numbers
+    causes = [e.cause for e in bench.events if isinstance(e, Gap)]
+    assert [cause.partition(" for ")[0] for cause in causes] == ["the sampler was not run", "unplugged"]
+    assert isinstance(bench.events[-1], Block)

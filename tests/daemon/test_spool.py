@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import errno
 import io
+import os
+import shutil
+import stat
+import sys
+import threading
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -26,6 +32,7 @@ from powerd_daemon.spool import (
     MAX_READ,
     MISSED,
     UNREADABLE,
+    Catalogue,
     Spool,
     SpoolDirectory,
 )
@@ -346,3 +353,100 @@ def test_a_stalled_disk_is_not_waited_for_and_asked_a_bounded_number_of_times() 
     again.turn()
     assert not again.spool.is_reading
     assert shelf.find(0) is not None
+
+
+def on_a_real_disk(path: Path) -> Bench:
+    """A spool in a directory, whose work is done by `Bench.turn`."""
+    return Bench(disk=SpoolDirectory(path))  # type: ignore[arg-type]
+
+
+def test_a_life_that_is_killed_in_its_first_sync_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`kill -9` takes what was not written. A sync that lasts for seconds must not come before the writing."""
+    is_syncing, goes_on = threading.Event(), threading.Event()
+
+    def hang(_: int) -> None:
+        is_syncing.set()
+        assert goes_on.wait(60)
+
+    for name in ("fsync", "fdatasync"):
+        monkeypatch.setattr(os, name, hang)
+    bench = on_a_real_disk(tmp_path / "spool")
+    bench.fill(3)
+    bench.stalls = True
+    bench.turn()
+    writer = threading.Thread(target=bench.workers[0].work)
+    writer.start()
+    assert is_syncing.wait(60), "the disk hangs in the first sync"
+    shutil.copytree(tmp_path / "spool", tmp_path / "killed")  # what the kernel has of a process that is killed now
+    assert bench.spool.safe == {}
+    goes_on.set()
+    writer.join()
+    again = Bench(disk=SpoolDirectory(tmp_path / "killed"), epoch=8)  # type: ignore[arg-type]
+    again.turn()
+    (life,) = again.spool.catalogue.answer({})["epochs"]  # type: ignore[misc]
+    assert life["epoch"] == EPOCH
+    assert numbers(again.read(0, EPOCH)) == [0, 1, 2]
+
+
+def test_nothing_is_safe_before_the_name_of_its_file_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced = []
+
+    def refuse(descriptor: int) -> None:
+        synced.append(stat.S_ISDIR(os.fstat(descriptor).st_mode))
+        if len(synced) == 1:
+            raise OSError(errno.EIO, "the directory cannot be synced")
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    bench = on_a_real_disk(tmp_path / "spool")
+    bench.fill(3)
+    bench.turn()
+    assert bench.spool.safe == {}
+    assert bench.spool.error is not None
+    bench.turn(3.0)
+    bench.turn(3.0)
+    assert bench.spool.safe[0].next == 3
+    assert synced == [True, True], "once more, and not at every sync"
+
+
+def test_only_its_owner_may_read_a_spool_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        bench = on_a_real_disk(tmp_path / "spool")
+        bench.fill(3)
+        bench.turn()
+    finally:
+        os.umask(before)
+    (segment,) = (tmp_path / "spool").iterdir()
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "spool", segment)] == [0o700, 0o600]
+
+
+def test_the_list_of_lives_is_never_ready_and_empty_at_once() -> None:
+    """The reading thread finishes at every possible moment of an answer."""
+    bench = Bench()
+    bench.fill(3)
+    disk, answers, moment = closed(bench), [], 0
+    while True:
+        again, lines = Bench(disk=disk, epoch=8), 0
+        reader = again.workers[1]
+
+        def interrupt(frame: FrameType, event: str, _: object, reader: Any = reader, at: int = moment) -> Any:
+            nonlocal lines
+            if frame.f_code is not Catalogue.answer.__code__:
+                return None
+            if event == "line":
+                lines += 1
+                if lines == at:
+                    reader.work()
+            return interrupt
+
+        traced = sys.gettrace()
+        sys.settrace(interrupt)
+        try:
+            answers.append(again.spool.catalogue.answer({}))
+        finally:
+            sys.settrace(traced)
+        if lines < moment:
+            break
+        moment += 1
+    assert moment > 3, "the thread finished within the answer"
+    assert {(answer["ready"], len(answer["epochs"])) for answer in answers} == {(False, 0), (True, 1)}  # type: ignore[arg-type]

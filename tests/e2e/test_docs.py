@@ -22,6 +22,13 @@ COMMAND = re.compile(r"(?<![\w./-])(joules|powerd) ([a-z][a-z-]*)([^`\n|;&#<]*)"
 SCRIPT = re.compile(r"((?:benchmarks|examples)/[\w/]+\.py)([^`\n|;&#<]*)")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 HOSTED = ("http://", "https://", "mailto:")
+PATH = re.compile(r"""(?:^|(?<=[\s"'`=(>:,\[|]))(?:file://)?(/[A-Za-z][\w.+-]*(?:/[\w.+-]+)+)""", re.MULTILINE)
+EVERYWHERE = r"/(bin|boot|dev|etc|proc|run|sys|tmp|usr|var)/"
+"""Folders of any Linux."""
+OF_THE_PAGES = r"/(opt/powerd|home/me|home/lab|mnt/payload)/"
+"""Where the pages install, whom they call by example, and what the board under QEMU has."""
+OF_RUN_FILES = r"/(phases|events|gaps|tables)/"
+"""Groups of HDF5."""
 
 
 def joules_options(command):
@@ -182,3 +189,26 @@ def test_every_command_is_in_a_page():
     ours = [f"joules {name}" for name in app._commands if not name.startswith("-")]
     theirs = next(a.choices for a in make_parser()._actions if isinstance(a, argparse._SubParsersAction))
     assert [c for c in [*ours, *(f"powerd {name}" for name in theirs)] if c not in said] == []
+
+
+def foreign_paths(text):
+    """Absolute paths that are those of the machine on which a text was made."""
+    ours = re.compile("|".join((EVERYWHERE, OF_THE_PAGES, OF_RUN_FILES)))
+    return [path for path in PATH.findall(text) if not ours.match(f"{path}/")]
+
+
+def test_what_was_recorded_names_no_folder_of_the_machine_that_made_it():
+    suffixes = {".md", ".txt", ".csv", ".json", ".js", ".html", ".svg", ".toml", ".py", ".tex", ".log"}
+    folders = (ROOT / "docs", ROOT / "examples")
+    texts = {path for folder in folders for path in folder.rglob("*") if path.suffix in suffixes} | set(PAGES)
+    texts.add(ROOT / "CHANGELOG.md")
+    named = {str(path.relative_to(ROOT)): foreign_paths(path.read_text(encoding="utf-8")) for path in sorted(texts)}
+    assert {path: paths for path, paths in named.items() if paths} == {}
+
+
+@pytest.mark.parametrize(
+    "path", ["/work/main/build/run.h5", "/root/powerd/build", "/home/somebody/powerd/x", "/Users/a/b"]
+)
+def test_a_folder_of_somebody_is_noticed(path):
+    for text in (f"while [ -e {path} ]", f'  File "{path}", line 3', f"file://{path}", f"`{path}`"):
+        assert foreign_paths(text) == [path]

@@ -273,23 +273,27 @@ def recover(
 ) -> int:
     """Save what can be read of a journal into a new file.
 
-    Says what is in it and what is lost. Exits with 1 when there is no reading.
+    Says what is in it and what is lost. Exits with 1 when there is no reading, or
+    when `joules verify` calls the new file wrong.
 
     For example: joules recover run.h5 -o saved.h5
     """
+    from powerd_analytics.verify import verify_run
     from powerd_client.recover import recover as save
 
     with LateProgress() as progress:
         report = save(run, output, overwrite=overwrite, url=url, keys=keys, progress=progress)
+        findings = verify_run(report.out, progress)
+        wrong = [f"{finding.check}: {finding.text}" for finding in findings if finding.state == "wrong"]
     if format == "json":
         document = {"run": str(report.out), "source": str(report.source), "readings": report.readings}
-        print(dumps(document | {"kept": report.recovered, "lost": report.lost}, indent=1))
+        print(dumps(document | {"kept": report.recovered, "lost": report.lost, "wrong": wrong}, indent=1))
     else:
         print(f"{report.out}: recovered from {report.source}")
         kept = [f"  kept: {printable(text)}" for text in report.recovered]
         lost = [f"  lost: {printable(text)}" for text in report.lost]
-        print("\n".join([*kept, *(lost or ["  nothing is lost"])]))
-    return 0 if report.readings else 1
+        print("\n".join([*kept, *(lost or ["  nothing is lost"]), *(f"  wrong: {printable(text)}" for text in wrong)]))
+    return 0 if report.readings and not wrong else 1
 
 
 def tidy(

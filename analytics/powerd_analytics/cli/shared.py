@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Literal, TextIO, TypeVar, cast
 
 from cyclopts import Parameter
 from rich.console import Console
@@ -100,6 +100,7 @@ def refuse_existing(path: Path | None, overwrite: bool, inputs: Sequence[Path] =
     if path is None:
         return
     from powerd_client.journal import check_replaceable
+    from powerd_client.ownership import led_to
 
     try:
         check_replaceable(path)
@@ -109,8 +110,9 @@ def refuse_existing(path: Path | None, overwrite: bool, inputs: Sequence[Path] =
             raise RunFileError(f"{path} exists: give another name or --overwrite")
         if not is_hdf5:
             _check_no_run(path)
-        if not path.absolute().parent.is_dir():
-            raise RunFileError(f"{path.parent} is no directory: make it first")
+        folder = led_to(path).absolute().parent
+        if not folder.is_dir():
+            raise RunFileError(f"{folder if path.is_symlink() else path.parent} is no directory: make it first")
     except PermissionError as error:
         raise RunFileError(f"{path} cannot be written: {error.strerror or error}") from error
 
@@ -168,10 +170,28 @@ def put_out(text: str, output: Path | None, overwrite: bool) -> None:
     if output is not None:
         write(output, lambda partial: partial.write_text(text, encoding="utf-8"), overwrite)
     elif sys.stdout is not None:
-        # Formats such as CSV carry names as they are; a terminal would obey them.
-        is_harmless = isinstance(text, Styled) or not sys.stdout.isatty()
-        sys.stdout.write(text if is_harmless else "\n".join(map(printable, text.split("\n"))))
-        sys.stdout.flush()
+        out = sys.stdout if isinstance(text, Styled) else harmless_output()
+        out.write(text)
+        out.flush()
+
+
+class _Harmless(io.TextIOBase):
+    """A terminal, which gets what would move its cursor spelled out, in whole lines."""
+
+    def __init__(self, terminal: TextIO) -> None:
+        self._terminal = terminal
+
+    def write(self, text: str) -> int:
+        self._terminal.write("\n".join(map(printable, text.split("\n"))))
+        return len(text)
+
+    def flush(self) -> None:
+        self._terminal.flush()
+
+
+def harmless_output() -> TextIO:
+    """Standard output for text that carries names as they are, as CSV does: a terminal would obey them."""
+    return cast("TextIO", _Harmless(sys.stdout)) if sys.stdout.isatty() else sys.stdout
 
 
 def goes_to_terminal(output: Path | None) -> bool:
@@ -191,7 +211,7 @@ def printed(show: Callable[[Console], None], output: Path | None, width: int = 2
 def warn(notes: Sequence[str], what: str = "notes") -> None:
     """Lines for the error stream; of very many, the first."""
     for note in notes[:_MOST_NOTES]:
-        sys.stderr.write(f"joules: {printable(' '.join(note.split()))}\n")
+        sys.stderr.write(f"joules: {printable(' '.join(note.split()), limit=3000)}\n")
     if len(notes) > _MOST_NOTES:
         sys.stderr.write(f"joules: and {len(notes) - _MOST_NOTES} more such {what}\n")
 

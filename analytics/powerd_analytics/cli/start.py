@@ -91,5 +91,5 @@ def _run(command: str, arguments: list[str]) -> int:
 def _fail(message: str) -> NoReturn:
     from powerd_core.text import printable
 
-    sys.stderr.write(f"joules: {printable(' '.join(message.split()))}\n")
+    sys.stderr.write(f"joules: {printable(' '.join(message.split()), limit=3000)}\n")
     raise SystemExit(2)

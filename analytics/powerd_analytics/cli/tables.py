@@ -181,7 +181,7 @@ def _print_iterations(
     with LateProgress() as progress:
         rows = iteration_rows(shared.open_run(path, calibration, progress, is_checked=True), device, progress=progress)
         if output is None:
-            write_rows(COLUMNS, rows, format, sys.stdout)
+            write_rows(COLUMNS, rows, format, shared.harmless_output())
         else:
             shared.write(output, lambda path: write_rows(COLUMNS, rows, format, path), overwrite)
 

@@ -32,6 +32,7 @@ from powerd_analytics.runs.in_force import (
 from powerd_analytics.runs.nesting import nested
 from powerd_analytics.runs.phases import Phases, dropped_attributes, parted, pieces, read_phases
 from powerd_client.board_times import check_times
+from powerd_client.ownership import read_small
 from powerd_client.phase import RESULT
 from powerd_client.recover import open_run
 from powerd_client.runfile import TIMES, read_json, read_objects, read_texts, reading, texts_of
@@ -394,7 +395,7 @@ def _gaps(group: h5py.Group) -> tuple[RunGap, ...]:
 def read_calibration(path: Path) -> CalibrationFile:
     """A file that `powerd calibrate` wrote. Raises `ConfigError`."""
     try:
-        return from_document(CalibrationFile, tomllib.loads(path.read_text(encoding="utf-8")), str(path))
+        return from_document(CalibrationFile, tomllib.loads(read_small(path).decode()), str(path))
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}: make it with `powerd calibrate`") from error
     except ValueError as error:

@@ -58,6 +58,13 @@ class Source(ABC):
         period_ns: int = round(1e9 / self.options.rate_hz)
         return period_ns
 
+    def foresee(self) -> tuple[Line, ...] | None:
+        """The lines that `open` will describe, where the options alone tell; None where the hardware has to be asked.
+
+        A configuration whose lines cannot go together is then refused when it is read.
+        """
+        return None
+
     @abstractmethod
     def open(self) -> tuple[tuple[Stream, ...], tuple[Device, ...]]:
         """Get hold of the sensor and say what it measures. Raises `SensorError` or `ConfigError`."""

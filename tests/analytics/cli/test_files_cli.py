@@ -1,6 +1,8 @@
 """`joules verify` and `joules recover`, and what tables say of what is missing."""
 
 import json
+from array import array
+from dataclasses import replace
 
 import h5py
 import pytest
@@ -9,6 +11,8 @@ from command import joules
 from powerd_analytics.cli.info import describe_run, run_document
 from powerd_analytics.runs.run import read_run
 from powerd_analytics.table import phase_table
+from powerd_core.model import Block
+from powerd_core.wire import decode, encode
 from support.small_run import description, frames, head, make_journal, make_run_file, stop, whole
 
 
@@ -102,3 +106,42 @@ def test_nothing_recovered_is_status_1(tmp_path, capsys):
     assert code == 1
     assert "kept: 0 readings of 0 lines" in out
     assert "their description is lost" in out
+
+
+@pytest.mark.parametrize("is_good", [True, False])
+def test_recover_ends_with_1_where_verify_calls_its_file_wrong(tmp_path, capsys, monkeypatch, is_good):
+    """A sensor whose times go back: they are kept, and wrong."""
+    pieces = whole()
+    if not is_good:
+        at = next(
+            i for i, piece in enumerate(pieces) if isinstance(decode(piece), Block) and decode(piece).sequence == 20
+        )
+        block = decode(pieces[at])
+        backwards = array("q", block.payload[: 8 * block.count])[::-1].tobytes()
+        pieces[at] = encode(replace(block, payload=backwards + block.payload[8 * block.count :]))
+    make_journal(tmp_path / "run.h5", pieces)
+    saved = tmp_path / "saved.h5"
+    code, out, _ = joules(capsys, "recover", tmp_path / "run.h5", "-o", saved)
+    of_verify = joules(capsys, "verify", saved)[0]
+    assert (code, of_verify) == ((0, 0) if is_good else (1, 1))
+    assert ("  wrong: " in out) != is_good
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), OSError("Can't read data (memory allocation failed for raw data chunk)")]
+)
+@pytest.mark.parametrize("command", ["verify", "tables"])
+def test_a_machine_without_memory_is_no_damaged_file(run, capsys, monkeypatch, error, command):
+    refusals = []
+
+    def refuse(*_):
+        refusals.append(1)
+        raise error
+
+    monkeypatch.setattr(h5py.Dataset, "__getitem__", refuse)
+    code, out, err = joules(capsys, command, run)
+    assert refusals
+    assert code == 2
+    assert "memory" in err
+    assert "damaged" not in out + err
+    assert "WRONG" not in out

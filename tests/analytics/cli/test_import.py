@@ -131,3 +131,17 @@ def test_any_number_is_read_or_refused_by_its_line(tmp_path, numbers, unit):
         import_csv(power, None, run, card, Columns(unit=unit), overwrite=True)
         for row in phase_table(read_run(run)).runs:
             assert row.energy_j is None or isfinite(row.energy_j)
+
+
+@pytest.mark.parametrize("text", ["1e999990", "-1e999990", "1e400000"])
+@pytest.mark.parametrize("column", [0, 1])
+def test_a_cell_with_a_million_digits_is_refused_and_never_written_out(tmp_path, monkeypatch, capsys, text, column):
+    """To make the number would take half a minute, and to print it a page."""
+    monkeypatch.chdir(tmp_path)
+    row = ["1", "100"]
+    row[column] = text
+    (tmp_path / "power.csv").write_text(f"time,power_w\n0,100\n{','.join(row)}\n2,100\n")
+    code, _, err = joules(capsys, "import", "power.csv", "-o", "run.h5", *CARD)
+    assert code == 2
+    assert "line 3" in err
+    assert len(err) < 500

@@ -1,5 +1,6 @@
 """Where results go: what is no run is one line and status 2, outputs are whole or not there, progress is late."""
 
+import contextlib
 import errno
 import io
 import os
@@ -14,7 +15,9 @@ from make_campaign import one_run
 
 from powerd_analytics import cli
 from powerd_analytics.cli.app import app
-from powerd_analytics.cli.shared import put_out, write
+from powerd_analytics.cli.shared import harmless_output, put_out, write
+from powerd_analytics.cli.start import main
+from powerd_analytics.export import Column, write_rows
 from powerd_core.errors import RunFileError
 
 COMMANDS = {
@@ -150,3 +153,26 @@ def test_no_text_takes_the_place_of_a_run(tmp_path, capsys):
     with pytest.raises(RunFileError, match=r"run\.h5"):
         write(run, lambda path: path.write_text("x"), overwrite=True)
     assert run.read_bytes() == before
+
+
+def test_a_terminal_does_not_obey_the_rows_of_iterations(tmp_path, capsys, monkeypatch):
+    """They are written piece by piece, and not as a whole text."""
+    run = one_run(tmp_path / "run.h5", iterations=2, own="\u202e\x1b]0;owned\x07")
+    out = Terminal()
+    monkeypatch.setattr(sys, "stdout", out)
+    write_rows((Column("name"),), [[{"name": "\u202e\x1b]0;owned\x07"}]], "csv", harmless_output())
+    assert out.getvalue() == "name\n\\u202e\\x1b]0;owned\\x07\n"
+    with contextlib.suppress(SystemExit):
+        main(["tables", str(run), "--table", "iterations", "--format", "csv"])
+    assert len(out.getvalue().splitlines()) > 3
+    assert "\x1b" not in out.getvalue()
+    assert "\u202e" not in out.getvalue()
+
+
+def test_a_link_that_leads_nowhere_is_refused_before_anything_is_read(tmp_path, capsys):
+    link = tmp_path / "link.csv"
+    link.symlink_to(tmp_path / "none" / "t.csv")
+    assert not link.exists()
+    (tmp_path / "no-run.h5").write_bytes(b"is not read")
+    line = refused(capsys, "tables", tmp_path / "no-run.h5", "--format", "csv", "-o", link)
+    assert f"{tmp_path}/none is no directory: make it first" in line

@@ -63,6 +63,7 @@ def main() -> None:
     names = struct.pack("=128s64s64s", b"MCP2221 in software", b"", b"")
     numbers = struct.pack("=HHIIII", len(DESCRIPTOR), BUS_USB, MICROCHIP, MCP2221, 0x100, 0)
     os.write(device, struct.pack("=I", UHID_CREATE2) + names + numbers + DESCRIPTOR.ljust(4096, b"\0"))
+    print("ready", flush=True)
     while True:
         event = os.read(device, 8192)
         if struct.unpack_from("=I", event)[0] == UHID_OUTPUT:

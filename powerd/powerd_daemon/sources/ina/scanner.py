@@ -48,6 +48,11 @@ MOST_MISSING = 1000
 """Rows that stand for scans that did not take place; when there are more of these, the rows are farther apart."""
 RESET_NS = 400_000
 """After a software reset, the slowest type (INA228) needs 300 us."""
+OPEN_RESET_NS = 500_000_000
+"""While a bus is opened, a chip that still shows the reset it was asked for is looked at again for so long: a chip that
+another processor plays (a bridge, an emulator) resets when that one gets to it."""
+BETWEEN_ATTEMPTS_NS = 10_000_000
+"""While a bus is opened: another master has it for a few milliseconds."""
 GIVE_UP_AFTER = 3
 """Failures in a row after which a chip is set up again, or left out."""
 PROBE_NS = 1_000_000_000
@@ -182,12 +187,24 @@ class Chip:
         self._read_back = singly(bus, [Read(address, register) for register, _ in settings.words])
         self._expected = b"".join(word.to_bytes(2, "big") for _, word in settings.words)
 
-    def set_up(self) -> str:
-        """Reset, identify and configure the chip. Returns what is wrong, or nothing; a failed transfer is wrong too."""
+    def set_up_at_opening(self) -> str:
+        """As `set_up`, with the patience that nobody has who reads other chips meanwhile."""
+        trouble = self.set_up(OPEN_RESET_NS)
+        for _ in range(GIVE_UP_AFTER - 1):
+            if trouble:
+                self._clock.sleep_until(self._clock.now_ns() + BETWEEN_ATTEMPTS_NS)
+                trouble = self.set_up(OPEN_RESET_NS)
+        return trouble
+
+    def set_up(self, reset_ns: int = RESET_NS) -> str:
+        """Reset, identify and configure the chip. Returns what is wrong, or nothing; a failed transfer is wrong too.
+
+        The chip may take ``reset_ns`` for the reset.
+        """
         kind = self.settings.type
         try:
             self._bus.write_word(self.address, CONFIG, RST)
-            self._clock.sleep_until(self._clock.now_ns() + RESET_NS)
+            self._await_reset(reset_ns)
             for register, value, mask in ((CONFIG, kind.resets[CONFIG], 0xFFFF), *kind.identity):
                 word = int.from_bytes(self._bus.prepare([Read(self.address, register)])())
                 if word & mask != value & mask:
@@ -199,6 +216,14 @@ class Chip:
         except OSError as error:
             return f"does not answer ({error.strerror or error})"
         return ""
+
+    def _await_reset(self, limit_ns: int) -> None:
+        """Wait until RST, which clears itself, no longer reads back. Raises `OSError` when the transfer fails."""
+        read = self._bus.prepare([Read(self.address, CONFIG)])
+        began_ns = self._clock.now_ns()
+        self._clock.sleep_until(began_ns + RESET_NS)
+        while self._clock.now_ns() - began_ns < limit_ns and int.from_bytes(read()) == RST:
+            self._clock.sleep_until(self._clock.now_ns() + RESET_NS)
 
     def is_as_set(self) -> bool:
         """Whether its configuration reads back as written. Raises `OSError` when the transfer fails."""
@@ -391,19 +416,14 @@ class Scanner:
         Returns the addresses that are left out for now. Raises `SensorError` when there is no chip at all.
         """
         for chip in self._chips.values():
-            if trouble := chip.set_up():
+            if trouble := chip.set_up_at_opening():
                 self.troubles[chip.address] = trouble
         if len(self.troubles) == len(self._chips):
             troubles = (f"{address:#04x} {trouble}" for address, trouble in self.troubles.items())
             raise SensorError(f"{'; '.join(troubles)}: check the bus number, the wiring and the supply")
         self._probe_ns = self._clock.now_ns() + PROBE_NS
         self._prepare()
-        try:
-            self._full.call()
-        except OSError as error:
-            if error.errno != errno.EOPNOTSUPP:
-                raise SensorError(f"the bus failed while it was opened: {error.strerror or error}") from error
-            self.combined = False
+        self.combined &= self._can_combine()
         for chip in self._active:
             # A chip that fails now is flagged by the first scan that meets it.
             with suppress(OSError):
@@ -423,6 +443,22 @@ class Scanner:
         self._times = Times([-age_ns for age_ns in self._ages_ns], [0.0 for _ in every])
         self._until_check = self._check_every
         return tuple(self.troubles)
+
+    def _can_combine(self) -> bool:
+        """Whether the adapter takes the reads of a scan in one transaction. Raises `SensorError`."""
+        failure: OSError | None = None
+        for _ in range(GIVE_UP_AFTER):
+            try:
+                self._full.call()
+            except OSError as error:
+                if error.errno == errno.EOPNOTSUPP:
+                    return False
+                failure = error
+                self._clock.sleep_until(self._clock.now_ns() + BETWEEN_ATTEMPTS_NS)
+            else:
+                return True
+        assert failure is not None
+        raise SensorError(f"the bus failed while it was opened: {failure.strerror or failure}") from failure
 
     def scan(self) -> None:
         """Read all lines once. Raises `SensorError` when not one chip answers any more."""

@@ -13,7 +13,7 @@ from math import inf
 from typing import ClassVar
 
 from powerd_core.errors import ConfigError
-from powerd_core.model import Accuracy, Block, Column, Device, Gap, Provenance, Stream
+from powerd_core.model import Accuracy, Block, Column, Device, Gap, Line, Provenance, Stream
 from powerd_core.serde import option
 from powerd_daemon.sources.base import LEAST_RATE_HZ, Source, Start, devices_of
 from powerd_daemon.sources.ina.bus import READ_PERIODS, LinuxBus, RegisterBus
@@ -96,6 +96,10 @@ class RailsSource(Source):
     def connect(self) -> tuple[RegisterBus, Mapping[str, object]]:
         """Get hold of the bus; with it, what else the stream's ``detail`` is to say. Raises `SensorError`."""
 
+    def foresee(self) -> tuple[Line, ...]:
+        o = self.options
+        return tuple(line(*pair, o.device, self.provenance, o.accuracy(*pair)) for pair in self.bank)
+
     def open(self) -> tuple[tuple[Stream, ...], tuple[Device, ...]]:
         o, bank = self.options, self.bank
         bus, detail = self.connect()
@@ -116,7 +120,6 @@ class RailsSource(Source):
         if is_held:
             columns.append(Column("bus_age", "B"))
             held = {"bus_age_max_ns": (o.bus_every - 1) * self.period_ns, "bus_hold": o.bus_hold}
-        lines = [line(*pair, o.device, self.provenance, o.accuracy(*pair)) for pair in bank]
         words_at = {sensor.address: settings.words for sensor, settings in bank}
         common: dict[str, object] = {
             "scl_hz": o.scl_hz,
@@ -130,7 +133,7 @@ class RailsSource(Source):
                 for address, words in words_at.items()
             },
         }
-        stream = self.add_stream(columns, lines, self.period_ns, common | held | dict(detail))
+        stream = self.add_stream(columns, self.foresee(), self.period_ns, common | held | dict(detail))
         return (stream,), devices_of(stream, self.what)
 
     def poll(self) -> None:
