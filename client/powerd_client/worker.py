@@ -163,13 +163,12 @@ class Boards:
         """The run ends: say which board sent nothing of its end; what has not come of earlier epochs is a gap."""
         for link in self.links:
             reached_ns = _reached_ns(link, stop_ns)
-            if reached_ns <= begin_ns < stop_ns:  # its last reading may be of any time before
-                self._journal.warn(f"powerd at {link.url} sent nothing of the run: is it running?")
-            elif reached_ns < stop_ns:
-                late_s = (stop_ns - reached_ns) * 1e-9
-                self._journal.warn(
-                    f"powerd at {link.url} sent nothing of the last {late_s:.3g} s of the run: is it running?"
+            if reached_ns < stop_ns:
+                # What came last may be of any time before the run, or nothing came and it is 0.
+                of = (
+                    f"the last {(stop_ns - reached_ns) * 1e-9:.3g} s of the run" if reached_ns > begin_ns else "the run"
                 )
+                self._journal.warn(f"powerd at {link.url} sent nothing of {of}: is it running?")
             if link.description is not None and link.offset_ns is None:
                 port = link.description.clock_endpoint.rpartition(":")[2]
                 self._journal.warn(
