@@ -27,12 +27,15 @@ from powerd_client.ranks import Rank, Rendezvous
 from powerd_client.recording import record_command
 from powerd_client.runfile import open_file
 from powerd_core.errors import ConfigError, RunFileError
+from powerd_core.marks import sealing_token
 from powerd_core.model import Accuracy, Provenance
 from powerd_core.wire import Message, encode
 from powerd_daemon import sockets, spool, toml_files
 from support import small_run
 
 TOKEN = f"{1:016x}"
+OWN_TOKEN = f"{sealing_token(1):016x}"
+"""Of a process that marks with this release."""
 TIMEOUT_S = 100
 COMMAND = [sys.executable, "-c", "from powerd_analytics.cli import main; main()"]
 
@@ -303,8 +306,8 @@ ROWS = {
     "job.json": inside("job.json", "notes.txt", announced),
     "job.json, half written": inside("job.json.new", "notes.txt", announced),
     "mark segment, copied": inside(f"marks-{TOKEN}-000000.bin", "empty.txt", followed),
-    "mark segment, new": inside(f"marks-{TOKEN}-000000.new", "new", MarkWriter),
-    "names of phases, new": inside(f"marks-{TOKEN}.names", "notes.txt", MarkWriter),
+    "mark segment, new": inside(f"marks-{OWN_TOKEN}-000000.new", "new", MarkWriter),
+    "names of phases, new": inside(f"marks-{OWN_TOKEN}.names", "notes.txt", MarkWriter),
     "piece of frames, new": inside(f"frames-{TOKEN}-000000.bin", "new", lambda made: journal.FrameFile(made, 1)),
     "directory of a local powerd": local_directory,
     "output": output(lambda path: shared.write(path, lambda partial: partial.write_text("new"), True)),

@@ -35,7 +35,7 @@ def test_the_columns_are_these_and_stay(run, capsys):
         "timing", "method", "iterations", "n", "s_per_batch", "u_s_per_batch", "s_per_batch_min",
         "s_per_batch_max", "j_per_batch", "batches_per_optimizer_step",
         "j_per_optimizer_step", "u95_j", "u_statistical_j", "u_systematic_j", "rectangle_j",
-        "degrees_of_freedom", "sd_s", "sd_j", "power_w", "samples_per_s", "time_s", "energy_j", "edp_js", "ed2p_js2",
+        "degrees_of_freedom", "sd_s", "sd_j", "power_w", "samples_per_batch", "samples_per_s", "time_s", "energy_j", "edp_js", "ed2p_js2",
         "j_per_sample", "samples_per_j", "s_per_sample", "edp_per_sample_js", "eds", "operations_per_sample",
         "operations_executed_per_sample", "gflops_per_w", "u_statistical_gflops_per_w", "u_systematic_gflops_per_w",
         "gflops_per_w_executed", "gflops_convention", "gflops_basis", "phases_j", "rest_j", "missing_s", "off_by_j",
