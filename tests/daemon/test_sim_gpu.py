@@ -82,6 +82,13 @@ class TestTime:
         time_s, _ = train(gpu)
         assert time_s == pytest.approx(operate(gpu.card, VGG, 260.0, f_most=0.5).time_s, rel=1e-6)
 
+    def test_a_locked_clock_stays_while_nothing_is_to_do(self):
+        gpu = steady(core_mhz=(1050, 1050))
+        assert (gpu.f * 2100, gpu.reasons) == (1050.0, 0x1)
+        gpu.change("core_mhz", None)
+        gpu.advance(gpu.now_s + 1.0)
+        assert gpu.f * 2100 == 300.0
+
     def test_it_warms_and_leaks(self):
         gpu = SimulatedGpu(RTX_6000)
         gpu.advance(1.0)

@@ -245,7 +245,9 @@ class SimulatedGpu:
         """Work for at most so long, within one part of it: how long it was, and the power."""
         self._at_cap = self._thermal = self._brake = False
         if work is None:
-            self.f, self.reasons = self.card.least_f, 0x1
+            lock = self.in_force.core_mhz if "clock-ignored" not in self.faults else None
+            self.f = lock[0] / self.card.core_mhz[-1] if lock else self.card.least_f
+            self.reasons = 0x1
             return longest_s, self.card.idle_w
         for part, power_w in (("wait_s", self.card.wait_w), ("exchange_s", self.card.communication_w)):
             is_its_turn = part == "wait_s" or work.core_s + work.memory_s <= 1e-12
