@@ -46,7 +46,7 @@ ROWS = (
     Row("lost", CAP, ("overridden", REFUSED, NO_TABLE)),
     Row("thermal", CAP, ("confounded",)),
     Row("brake", CAP, ("confounded",)),
-    Row("clock-ignored", CLOCK, ("clock missed",)),
+    Row("clock-ignored", CLOCK, ("clock missed", "unknown")),
     Row("slow", CAP, ("honoured, binding",)),
 )
 
