@@ -19,8 +19,8 @@ from pathlib import Path
 
 from powerd_core.errors import ConfigError
 from powerd_core.gpu_physics import CARDS
-from powerd_daemon.sources.sim.gpu import FAULTS, SimulatedGpu, SimulatedNode
-from powerd_daemon.sources.sim.gpu_socket import ENVIRONMENT, Server, check_faults, now_s
+from powerd_daemon.sources.sim.gpu import FAULTS, OF_A_KNOB, SimulatedGpu, SimulatedNode, check_faults
+from powerd_daemon.sources.sim.gpu_socket import ENVIRONMENT, Server, now_s
 
 SHIM = Path(__file__).parent / "sources" / "sim" / "as_pynvml"
 _CONTROL = "POWERD_CONTROL"
@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--noise", type="number", default=0.0, metavar="X", help="relative noise of readings, as 0.005")
     parser.add_argument("--socket", type=Path, metavar="PATH", help="where it answers (default: a folder of its own)")
     parser.add_argument("--control", action="store_true", help="start a control helper for them, which allows you all")
-    known = ", ".join(FAULTS)
+    known = f"{', '.join(FAULTS)}; {', '.join(OF_A_KNOB)} also of one knob, as not-supported:sm-clock"
     parser.add_argument("--fault", action="append", default=[], metavar="NAME", help=f"what goes wrong: {known}")
     parser.add_argument("then", nargs="*", metavar="COMMAND", help="run it in that environment, and end with it")
 
@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     if not 1 <= arguments.cards <= 8:
         raise ConfigError("--cards: a machine has 1 to 8")
-    faults = check_faults(arguments.fault)
+    faults = check_faults(set(arguments.fault))
     card, begin_s = CARDS[arguments.card], now_s()
     gpus = [SimulatedGpu(card, i, seed=arguments.seed, now_s=begin_s) for i in range(arguments.cards)]
     for gpu in gpus:
@@ -80,6 +80,7 @@ def _serve(server: Server, environment: dict[str, str], folder: Path, arguments:
         print(f"# {shown}, simulated, until Ctrl-C. In another terminal:")
         for name, value in environment.items():
             print(f"export {name}={shlex.quote(value)}")
+        print("# Then, for instance: joules record -- python examples/sim_training.py")
         sys.stdout.flush()
         signal.signal(signal.SIGTERM, stop)
         try:

@@ -1,23 +1,37 @@
 """The simulated GPU: its time and joules are the physics', its driver's face is NVML's, and its faults are evident."""
 
 import os
+import statistics
 import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from bench_gpu_physics import campaign
+from conformance import Opened, SourceConformance
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from powerd_core.gpu_physics import CARDS, NETWORKS, RTX_6000, operate, timed
+from powerd_core.errors import ConfigError
+from powerd_core.gpu_physics import (
+    CARDS,
+    EIGHT_CARDS,
+    NETWORKS,
+    RTX_6000,
+    XCEPTION,
+    operate,
+    operate_machine,
+    timed,
+)
 from powerd_core.model import Provenance
 from powerd_daemon.sim_gpu import SHIM
 from powerd_daemon.sources.base import Start
 from powerd_daemon.sources.nvml.source import NvmlOptions, NvmlSource
 from powerd_daemon.sources.sim.bus import VirtualClock
-from powerd_daemon.sources.sim.gpu import FAULTS, Refusal, SimulatedGpu, SimulatedNode, Work
+from powerd_daemon.sources.sim.gpu import FAULTS, Refusal, SimulatedGpu, SimulatedNode, check_faults, work_of
 from powerd_daemon.sources.sim.gpu_socket import Server, SimGpu
 from powerd_daemon.sources.sim.nvml_face import FUNCTIONS, NvmlFace, make_module
 
@@ -25,9 +39,7 @@ VGG = timed(NETWORKS["vgg19"], 0.2)
 
 
 def iteration(network=VGG):
-    kernels_s = (1 - network.waiting) * network.time_s
-    memory_s = kernels_s * network.memory
-    return Work(network.waiting * network.time_s, kernels_s - memory_s, memory_s, network.busy_w)
+    return work_of(network)
 
 
 def train(gpu, iterations=25, network=VGG):
@@ -44,8 +56,6 @@ def train(gpu, iterations=25, network=VGG):
 
 def steady(card=RTX_6000, **settings):
     """A card whose temperature changes nothing, with its settings in force."""
-    from dataclasses import replace
-
     gpu = SimulatedGpu(replace(card, leakage_per_k=0.0))
     for name, value in settings.items():
         gpu.change(name, value)
@@ -74,8 +84,12 @@ class TestTime:
         for piece_s in pieces:
             cut.advance(cut.now_s + piece_s)
         whole.advance(cut.now_s)
-        assert cut.truth.energy_j == pytest.approx(whole.truth.energy_j, rel=2e-3)
-        assert len(cut.samples) == len(whole.samples)
+        assert cut.truth.energy_j == pytest.approx(whole.truth.energy_j, rel=1e-9)
+        assert cut.temperature_c == pytest.approx(whole.temperature_c, rel=1e-9)
+        for (t_s, shown_w), (of_whole_s, of_whole_w) in zip(cut.samples, whole.samples, strict=True):
+            assert (t_s, shown_w) == (pytest.approx(of_whole_s), pytest.approx(of_whole_w, rel=1e-6))
+        assert cut.instant_w == pytest.approx(whole.instant_w, rel=1e-6)
+        assert abs(cut.energy_mj - whole.energy_mj) <= 1
 
     def test_a_locked_clock(self):
         gpu = steady(core_mhz=(1050, 1050))
@@ -97,15 +111,67 @@ class TestTime:
         assert gpu.temperature_c > 65
         assert train(gpu, 25)[1] > 1.01 * first
 
-    def test_a_sweep_of_990_runs_in_virtual_time(self):
-        """As Krzywaniak et al. did: 33 caps, 6 networks, 5 runs each, an iteration a run here."""
-        joules = {}
-        for name, network in NETWORKS.items():
-            for cap_w in range(100, 261, 5):
-                gpu = steady(limit_w=float(cap_w))
-                joules[name, cap_w] = [train(gpu, 1, timed(network, 0.05))[1] for _ in range(5)]
-        assert sum(map(len, joules.values())) == 990
-        assert min(range(100, 261, 5), key=lambda cap: sum(joules["vgg19", cap])) in range(120, 146)
+    def test_a_campaign_of_990_runs_of_full_length_in_virtual_time(self):
+        """As Krzywaniak et al. did: 33 caps, 6 networks, 5 runs each, by a card that warms up, with noise."""
+        runs, hours = campaign(0.01)
+        assert runs == 990
+        assert 60 < hours < 70
+
+    def test_a_run_in_virtual_time_is_the_same_as_its_iterations_one_by_one(self):
+        at_once, one_by_one = steady(limit_w=150.0), steady(limit_w=150.0)
+        run = at_once.train(VGG, 100)
+        time_s, energy_j = train(one_by_one, 100)
+        assert (run.time_s / 100, run.energy_j / 100) == (pytest.approx(time_s), pytest.approx(energy_j))
+        assert at_once.truth.at_cap_s == pytest.approx(one_by_one.truth.at_cap_s)
+
+    def test_noise_of_runs_is_of_time_and_energy_apart(self):
+        gpu = steady()
+        runs = [gpu.train(VGG, 5, time_noise=0.02, noise=0.01) for _ in range(300)]
+        of_time = [run.time_s / statistics.fmean(r.time_s for r in runs) - 1 for run in runs]
+        of_energy = [run.energy_j / statistics.fmean(r.energy_j for r in runs) - 1 for run in runs]
+        assert statistics.pstdev(of_time) == pytest.approx(0.02, rel=0.15)
+        assert statistics.pstdev(of_energy) == pytest.approx(0.01, rel=0.15)
+        assert abs(statistics.correlation(of_time, of_energy)) < 0.2
+
+    def test_a_node_at_the_wall(self):
+        cards = [SimulatedGpu(replace(RTX_6000, leakage_per_k=0.0), i) for i in range(8)]
+        node = SimulatedNode(cards, EIGHT_CARDS)
+        for gpu in cards:
+            gpu.change("limit_w", 170.0)
+        node.advance(1.0)
+        run, at = node.train(XCEPTION, cards=4), operate_machine(EIGHT_CARDS, RTX_6000, XCEPTION, 170.0, cards=4)
+        assert (run.time_s, run.energy_j) == (pytest.approx(at.time_s), pytest.approx(at.energy_j))
+
+    def test_what_the_driver_tells_follows_the_power(self):
+        """The counter to a renewal, the mean of a second, and samples behind a low-pass."""
+        gpu = steady()
+        for _ in range(30):
+            gpu.submit(iteration())
+        gpu.advance(gpu.now_s + 4.0)
+        assert gpu.energy_mj == pytest.approx(1e3 * gpu.truth.energy_j, abs=1e3 * 260 * 0.1)
+        assert len(gpu.samples) == 119
+        mean_w = statistics.fmean(watts for _, watts in gpu.samples[-50:])
+        assert mean_w == pytest.approx(gpu.average_w, rel=0.02)
+        assert max(w for _, w in gpu.samples) <= 260
+        begin_s = gpu.samples[0][0]
+        gpu.advance(gpu.now_s + 0.02)
+        assert gpu.samples[0][0] == pytest.approx(begin_s + 0.02)
+
+    def test_noise_of_a_reading_does_not_change_when_it_is_read_again(self):
+        gpu = steady()
+        gpu.noise = 0.01
+        before = dict(gpu.samples)
+        assert len(set(before.values())) > 40
+        gpu.advance(gpu.now_s + 0.1)
+        after = dict(gpu.samples)
+        assert {t_s: after[t_s] for t_s in before} == before
+
+    def test_heat_throttles_until_it_is_cooler(self):
+        hot = SimulatedGpu(replace(RTX_6000, ambient_c=55.0))
+        run = hot.train(VGG, 1000)
+        assert 0 < hot.truth.thermal_s < hot.truth.busy_s
+        assert hot.temperature_c < 90
+        assert run.time_s > 1.01 * SimulatedGpu(RTX_6000).train(VGG, 1000).time_s
 
 
 class TestFaults:
@@ -177,6 +243,25 @@ class TestFaults:
         assert getattr(gpu.truth, counter) > 0.5 * 25 * slowed_s
 
     test_thermal = test_brake = test_slowed
+
+    def test_heat_shows_in_the_temperature(self, gpu):
+        gpu.faults = {"thermal"}
+        train(gpu)
+        assert gpu.temperature_c > gpu.card.slowdown_c
+
+    @pytest.mark.parametrize(("fault", "code"), [("no-permission", 4), ("not-supported", 3)])
+    def test_of_one_knob_alone(self, gpu, fault, code):
+        gpu.faults = {f"{fault}:sm-clock"}
+        gpu.change("limit_w", 180.0)
+        with pytest.raises(Refusal) as told:
+            gpu.change("core_mhz", (1050, 1050))
+        assert told.value.code == code
+        assert (gpu.set_to.limit_w, gpu.set_to.core_mhz) == (180.0, None)
+
+    def test_a_fault_of_no_knob_is_none(self):
+        assert check_faults({"ignore:power-cap", "slow:sm-clock", "brake"})
+        with pytest.raises(ConfigError, match="there is no fault 'brake:sm-clock'"):
+            check_faults({"brake:sm-clock"})
 
     def test_clock_ignored(self, gpu):
         gpu.faults = {"clock-ignored"}
@@ -276,7 +361,85 @@ class TestFace:
         source.close()
 
 
+class TestConformance(SourceConformance):
+    """The source nvml on a simulated GPU that works."""
+
+    polls = 400
+
+    def make(self, start):
+        clock = start.clock
+        gpus = [SimulatedGpu(RTX_6000, i, now_s=clock.now_ns() / 1e9) for i in range(2)]
+        for _ in range(300):
+            gpus[0].submit(iteration())
+        face = NvmlFace(SimulatedNode(gpus), lambda: clock.now_ns() / 1e9, lambda: clock.wall_ns() / 1e9)
+        return NvmlSource(NvmlOptions(), start, make_module(face.call))
+
+
+class TestSource:
+    def test_its_readings_add_up_to_the_truth(self):
+        """Samples, and the counter, of a training between two moments of rest."""
+        clock = VirtualClock(3_000_000_000)
+        gpu = SimulatedGpu(RTX_6000, now_s=clock.now_ns() / 1e9)
+        face = NvmlFace(SimulatedNode([gpu]), lambda: clock.now_ns() / 1e9, lambda: clock.wall_ns() / 1e9)
+        source = NvmlSource(NvmlOptions(), Start("nvml", 1, 0, clock), make_module(face.call))
+        opened = Opened(source, clock, *source.open())
+        made = opened.run(200, every=10_000)
+        before_j = gpu.truth.energy_j
+        for _ in range(25):
+            gpu.submit(iteration())
+        made += opened.run(1000, every=10_000)
+        assert gpu.is_idle
+        trained_j = gpu.truth.energy_j - before_j
+        for line, column, per_code in (
+            ("gpu0.nvml_samples", "power_mw", 1e-3),
+            ("gpu0.nvml_energy", "energy_mj", 1e-3),
+        ):
+            readings = opened.readings(made, line)
+            assert not any(readings["flags"]), line
+            seconds, codes = [t / 1e9 for t in readings["t_ns"]], [per_code * code for code in readings[column]]
+            if column == "power_mw":
+                pairs = zip(seconds, seconds[1:], codes, codes[1:], strict=False)
+                told_j = sum((b - a) * (p + q) / 2 for a, b, p, q in pairs)
+            else:
+                told_j = codes[-1] - codes[0]
+            rest_j = RTX_6000.idle_w * (seconds[-1] - seconds[0] - (gpu.now_s - 3.0 - 2.0))
+            assert told_j - rest_j == pytest.approx(trained_j, rel=0.01), line
+        source.close()
+
+
 class TestProcess:
+    def test_a_cap_that_comes_while_it_works_slows_the_rest(self, socket_of):
+        gpu, _ = socket_of
+        begin_s = time.monotonic()
+        worker = threading.Thread(target=lambda: gpu.run(0.0, 1.0, 0.0, 187.0))
+        worker.start()
+        while not gpu.truth()["busy_s"] > 0.2:
+            time.sleep(0.01)
+        gpu.call("nvmlDeviceSetPowerManagementLimit", [0, 100_000])
+        worker.join()
+        truth = gpu.truth()
+        assert 0.2 < truth["at_cap_s"] < truth["busy_s"]
+        assert truth["busy_s"] > 1.3
+        assert time.monotonic() - begin_s >= truth["busy_s"] - 1e-3
+        assert truth["at_cap_ns"] == round(1e9 * truth["at_cap_s"])
+
+    def test_who_works_on_it_is_told_until_it_goes(self, socket_of):
+        gpu, node = socket_of
+        program = f"""
+from powerd_daemon.sources.sim.gpu_socket import SimGpu
+SimGpu({str(gpu._path)!r}).run(0.0, 0.01, 0.0, 187.0)
+input()
+"""
+        with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE) as worker:
+            while not node.gpus[0].processes:
+                gpu.truth()
+            assert [p["pid"] for p in gpu.call("nvmlDeviceGetComputeRunningProcesses", [0])] == [worker.pid]
+            assert gpu.call("nvmlDeviceGetComputeRunningProcesses", [1]) == []
+            assert worker.stdin
+            worker.stdin.close()
+        while node.gpus[0].processes:
+            gpu.truth()
+
     def test_work_takes_as_long_as_the_card_needs(self, socket_of):
         gpu, _ = socket_of
         assert gpu.run(0.05, 0.1, 0.05, 187.0) >= 0.2

@@ -15,15 +15,16 @@ import json
 import os
 import selectors
 import socket
+import struct
 import threading
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from powerd_core.errors import ConfigError, PeerError
+from powerd_core.errors import PeerError
 from powerd_core.text import printable
-from powerd_daemon.sources.sim.gpu import FAULTS, SLOW_S, Refusal, SimulatedGpu, SimulatedNode, Work
+from powerd_daemon.sources.sim.gpu import SLOW_S, Refusal, SimulatedGpu, SimulatedNode, Work, check_faults
 from powerd_daemon.sources.sim.nvml_face import NvmlFace
 
 ENVIRONMENT = "POWERD_SIM_GPU"
@@ -41,6 +42,8 @@ def now_s() -> float:
 @dataclass(eq=False)
 class _Client:
     socket: socket.socket
+    pid: int
+    """Of its process."""
     received: bytearray = field(default_factory=bytearray)
     work: Work | None = None
     due_s: float | None = None
@@ -69,7 +72,7 @@ class Server:
 
     def _patience_s(self) -> float:
         waits = [_IDLE_S, *(client.due_s - now_s() for client in self._clients if client.due_s is not None)]
-        waits += [max(0.0005, gpu.until_done_s()) for gpu in self._node.gpus if not gpu.is_idle]
+        waits += [gpu.next_change_s() - now_s() for gpu in self._node.gpus if not gpu.is_idle]
         return max(0.0, min(waits))
 
     def _finish(self, client: _Client) -> None:
@@ -84,7 +87,8 @@ class Server:
     def _accept(self) -> None:
         accepted, _ = self._listener.accept()
         accepted.setblocking(False)
-        client = _Client(accepted)
+        pid, _, _ = struct.unpack("3i", accepted.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        client = _Client(accepted, pid)
         self._clients.append(client)
         self._selector.register(accepted, selectors.EVENT_READ, lambda: self._receive(client))
 
@@ -108,6 +112,9 @@ class Server:
             self._clients.remove(client)
             self._selector.unregister(client.socket)
             client.socket.close()
+            if client.pid not in {other.pid for other in self._clients}:
+                for gpu in self._node.gpus:
+                    gpu.processes.discard(client.pid)
 
     def _send(self, client: _Client, answer: dict[str, Any]) -> None:
         try:
@@ -136,9 +143,10 @@ class Server:
             work = Work(of["wait_s"], of["core_s"], of["memory_s"], of["busy_w"], of["exchange_s"])
             client.work = work
             gpu.submit(work)
+            gpu.processes.add(client.pid)
             return None
         if "faults" in request:
-            gpu.faults = check_faults(request["faults"])
+            gpu.faults = check_faults({str(name) for name in request["faults"]})
         elif "reload" in request:
             gpu.reload()
         elif "truth" not in request:
@@ -147,8 +155,10 @@ class Server:
 
     def _call(self, client: _Client, name: str, arguments: list[Any]) -> dict[str, Any] | None:
         answer = {"value": self._face.call(name, arguments)}
-        is_slow = name.startswith(_SETTERS) and "slow" in self._node.gpus[int(arguments[0])].faults
-        if not is_slow:
+        if not name.startswith(_SETTERS):
+            return answer
+        gpu = self._node.gpus[int(arguments[0])]
+        if not gpu.setters or not gpu.has_fault("slow", gpu.setters[-1][0]):
             return answer
         client.due_s, client.answer = now_s() + SLOW_S, answer
         return None
@@ -156,15 +166,9 @@ class Server:
 
 def truth_of(gpu: SimulatedGpu) -> dict[str, Any]:
     """Exact joules and seconds of a card, and every setting that was asked for."""
-    return {**asdict(gpu.truth), "now_s": gpu.now_s, "setters": gpu.setters, "faults": sorted(gpu.faults)}
-
-
-def check_faults(names: Any) -> set[str]:
-    """Raises `ConfigError`, which lists what there is."""
-    faults = {str(name) for name in names}
-    if unknown := faults - set(FAULTS):
-        raise ConfigError(f"there is no fault {min(unknown)!r}: there are {', '.join(FAULTS)}")
-    return faults
+    exact = asdict(gpu.truth)
+    ns = {f"{name}_ns": round(1e9 * exact[f"{name}_s"]) for name in ("at_cap", "thermal", "brake")}
+    return {**exact, **ns, "now_s": gpu.now_s, "setters": gpu.setters, "faults": sorted(gpu.faults)}
 
 
 class _Connection(socket.socket):
@@ -256,7 +260,7 @@ class SimGpu:
 
     def set_faults(self, *names: str, gpu: int = 0) -> None:
         """What goes wrong from now on; nothing without a name."""
-        self._ask({"faults": list(check_faults(names)), "gpu": gpu})
+        self._ask({"faults": sorted(check_faults(set(names))), "gpu": gpu})
 
     def reload(self, gpu: int = 0) -> None:
         self._ask({"reload": True, "gpu": gpu})

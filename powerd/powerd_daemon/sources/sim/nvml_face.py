@@ -21,6 +21,7 @@ from powerd_daemon.sources.sim.gpu import (
     GPU_IS_LOST,
     INVALID,
     LOW_PASS_S,
+    NO_PERMISSION,
     NOT_SUPPORTED,
     Refusal,
     SimulatedGpu,
@@ -31,6 +32,8 @@ _VOLTA, _AMPERE = 5, 7
 _GRAPHICS, _SM, _MEMORY, _VIDEO = 0, 1, 2, 3
 _THRESHOLDS_C = {0: 95, 1: 89, 2: 95, 3: 87}
 """nvmlTemperatureThresholds_t: shutdown, slowdown, memory, GPU."""
+_OF_THE_DRIVER = ("nvmlDevice", "nvmlEventSet", "nvmlGpuInstance", "nvmlGpm", "nvmlSystem", "nvmlUnit", "nvmlVgpu")
+"""How functions begin that ask the driver. Others are the binding's own, as `nvmlExceptionClass`."""
 _REAL = "powerd_installed_pynvml"
 _TAKEN = "2026-01-01T00:00:00Z"
 """A date, where one is shown."""
@@ -143,8 +146,10 @@ class NvmlFace:
         return [1, newer]
 
     def _nvmlDeviceGetFieldValues(self, gpu: SimulatedGpu, fields: list[Any]) -> list[dict[str, Any]]:
-        truth = gpu.truth
-        at_cap_ns, thermal_ns, brake_ns = (round(1e9 * s) for s in (truth.at_cap_s, truth.thermal_s, truth.brake_s))
+        now, loaded = gpu.truth, gpu.loaded
+        at_cap_ns = round(1e9 * (now.at_cap_s - loaded.at_cap_s))
+        thermal_ns = round(1e9 * (now.thermal_s - loaded.thermal_s))
+        brake_ns = round(1e9 * (now.brake_s - loaded.brake_s))
         least, default, greatest = (round(1e3 * w) for w in gpu.card.limits_w)
         known = {
             74: at_cap_ns,
@@ -264,6 +269,12 @@ class NvmlFace:
     def _nvmlDeviceGetTemperature(self, gpu: SimulatedGpu, sensor: int) -> int:
         return round(gpu.temperature_c)
 
+    def _nvmlDeviceGetTemperatureV(self, gpu: SimulatedGpu, sensor: int, version: int = 0) -> int:
+        return self._nvmlDeviceGetTemperature(gpu, sensor)
+
+    def _nvmlDeviceGetMarginTemperature(self, gpu: SimulatedGpu) -> int:
+        return round(gpu.card.slowdown_c - gpu.temperature_c)
+
     def _nvmlDeviceGetTemperatureThreshold(self, gpu: SimulatedGpu, which: int) -> int:
         if which not in _THRESHOLDS_C:
             raise Refusal(NOT_SUPPORTED)
@@ -273,15 +284,18 @@ class NvmlFace:
         return {"gpu": 0 if gpu.is_idle else 100, "memory": 0 if gpu.is_idle else 60}
 
     def _nvmlDeviceGetPersistenceMode(self, gpu: SimulatedGpu) -> int:
-        return 1
+        return int(gpu.is_persistent)
 
-    def _nvmlDeviceSetPersistenceMode(self, gpu: SimulatedGpu, mode: int) -> None: ...
+    def _nvmlDeviceSetPersistenceMode(self, gpu: SimulatedGpu, mode: int) -> None:
+        if "no-permission" in gpu.faults:
+            raise Refusal(NO_PERMISSION)
+        gpu.is_persistent = bool(mode)
 
     def _nvmlDeviceGetPerformanceState(self, gpu: SimulatedGpu) -> int:
         return 8 if gpu.is_idle else 0
 
-    def _nvmlDeviceGetComputeRunningProcesses(self, gpu: SimulatedGpu) -> list[Any]:
-        return []
+    def _nvmlDeviceGetComputeRunningProcesses(self, gpu: SimulatedGpu) -> list[dict[str, Any]]:
+        return [{"pid": pid, "usedGpuMemory": 4 << 30} for pid in sorted(gpu.processes)]
 
     def _nvmlDeviceGetGraphicsRunningProcesses(self, gpu: SimulatedGpu) -> list[Any]:
         return []
@@ -320,9 +334,8 @@ def make_module(call: Call, into: dict[str, Any] | None = None) -> ModuleType:
         function.__name__ = name
         return function
 
-    for name in [name for name in names if name.startswith("nvml") and callable(names[name])]:
-        if name[4:5].isupper() and not isinstance(names[name], type):
-            names[name] = answer(name)
+    for name in [name for name in names if name.startswith(_OF_THE_DRIVER) and callable(names[name])]:
+        names[name] = answer(name)
     names.update({name: answer(name) for name in FUNCTIONS})
     names["nvmlInitWithFlags"] = lambda flags=0: names["nvmlInit"]()
     names["SIMULATED"], names["known_gpu"] = True, known_gpu
