@@ -89,6 +89,9 @@ _COLUMNS: tuple[tuple[Any, ...], ...] = (
     ("host", "text", "", "first", "first", "the machine that trained"),
     ("program", "text", "", "first", "first",
      "the command without interpreter, folders, seeds, output paths and the run file's own name"),
+    ("campaign", "text", "", "first", "first", "which campaign the run was made for"),
+    ("cell", "text", "", "first", "first", "of a campaign: the setting of all its factors, as ten letters"),
+    ("block", "integer", "1", "none", "first", "of a campaign: in which block the run was made"),
     ("model", "text", "", "first", "first", "attribute of the phases"),
     ("batch_size", "number", "1", "first", "first", "attribute of the phases", "batch"),
     ("gpus", "integer", "1", "first", "first",
@@ -764,6 +767,7 @@ def frame_of(run: Run, table: PhaseTable) -> Frame:
         "host": _text(run.environment.get("host")),
         "program": program_of(run.command, run.path),
         "runs": 1,
+        **_of_campaign(run.campaign),
         **_of_training(run, ranks),
     }
     rows: list[Row] = [*table.phases, *table.totals, *table.runs]
@@ -772,7 +776,7 @@ def frame_of(run: Run, table: PhaseTable) -> Frame:
         group = whole if isinstance(row, RunRow) else groups[group_key(row.group)]
         stated, is_of_device = _stated(group.attributes, group.setting), row.device in run.devices
         setting = settings.of(row.device, group.begin_ns, group.end_ns, group.attributes, group.setting)
-        record = common | stated | _figures(row) | {
+        record = common | _with_factors(stated, run.campaign) | _figures(row) | {
             "device": row.device,
             "gpus": stated["gpus"] or gpus_of(run),
             "device_name": setting.product,
@@ -801,6 +805,37 @@ def frame_of(run: Run, table: PhaseTable) -> Frame:
         records.append(record)
     records += [common | r for r in _seconds_of_ranks(run, ranks)] if _is_part(ranks) else []
     return with_eds(worked_out(frame_from(records)))
+
+
+def _of_campaign(campaign: Mapping[str, Any]) -> dict[str, Any]:
+    """Which run of a campaign it is. Its program is the campaign's, with the factors' names for their levels."""
+    if not campaign:
+        return {}
+    block = campaign.get("block")
+    return {
+        "program": _text(campaign.get("program")),
+        "campaign": _text(campaign.get("campaign")),
+        "cell": _text(campaign.get("cell")),
+        "block": block if isinstance(block, int) else None,
+    }
+
+
+_KNOB_FACTORS = ("power_cap_w", "sm_clock_mhz", "mem_clock_mhz")
+"""Factors of a campaign that are settings of a device: what its driver enforced says them."""
+
+
+def _with_factors(stated: dict[str, Any], campaign: Mapping[str, Any]) -> dict[str, Any]:
+    """Columns that phases state, and those factors of a campaign that they do not."""
+    factors = campaign.get("factors")
+    if not isinstance(factors, Mapping):
+        return stated
+    for name, level in factors.items():
+        if name in ("model", "batch_size", "gpus"):
+            own = _text(level) if name == "model" else number(factors, name)
+            stated[name] = own if stated[name] is None else stated[name]
+        elif name not in _KNOB_FACTORS:
+            stated.setdefault(f"{ATTRIBUTE}{name}", attribute_cell(level))
+    return stated
 
 
 def _clock(name: str, setting: Setting) -> dict[str, Any]:

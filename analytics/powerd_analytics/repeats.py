@@ -33,7 +33,8 @@ from powerd_analytics.figures import (
 from powerd_analytics.text import joined
 
 FACTORS = (
-    "kind", "host", "program", "model", "batch_size", "gpus", "ranks", "rank_numbers", "world_size", "machines",
+    "kind", "host", "program", "campaign", "cell", "model", "batch_size", "gpus", "ranks", "rank_numbers", "world_size",
+    "machines",
     "device", "device_name", "provenance", "power_cap_w", "phase", "phase_path", "timing", "rank",
     "operations_per_sample",
 )  # fmt: skip

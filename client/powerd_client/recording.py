@@ -8,6 +8,7 @@ here `record_command`, began around it.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import datetime
 import json
 import os
@@ -56,6 +57,11 @@ _MUTE_S = 1.0
 """After so long at the end the user is shown what is done."""
 _QUIET_ENVIRONMENT = "POWERD_QUIET"
 """Environment variable that keeps the results of recordings from being printed."""
+CAMPAIGN_ENVIRONMENT = "POWERD_CAMPAIGN"
+"""Environment variable by which `joules record` hears which run of a campaign it makes: a JSON object, which becomes
+the event `CAMPAIGN` of the run."""
+CAMPAIGN = "campaign"
+_PR_SET_PDEATHSIG = 1
 
 
 def release() -> str:
@@ -568,6 +574,7 @@ def record_command(
         quiet=quiet,
     )
     try:
+        _note_campaign(recording)
         _measure_baseline(recording, baseline_s)
         with _held(hold, recording):
             status = _run_recorded(command, recording)
@@ -578,6 +585,26 @@ def record_command(
         _measure_baseline(recording, baseline_s)
     is_whole = recording.finish(now_ns()) and not recording.journal.exists()
     return 128 - status if status < 0 else status or int(not is_whole)
+
+
+def _note_campaign(recording: Recording) -> None:
+    """Put into the run which one of a campaign it is. Raises `ConfigError` for what is no JSON object."""
+    text = os.environ.get(CAMPAIGN_ENVIRONMENT)
+    if not text:
+        return
+    # No run goes on unseen when the campaign's runner is gone, however it went.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    try:
+        values = json.loads(text)
+    except ValueError:
+        values = None
+    if not isinstance(values, dict):
+        raise ConfigError(f"${CAMPAIGN_ENVIRONMENT} is no JSON object: it is for `joules campaign` to set")
+    writer = MarkWriter(recording.journal)
+    try:
+        writer.event(CAMPAIGN, values)
+    finally:
+        writer.close()
 
 
 @contextlib.contextmanager

@@ -140,10 +140,7 @@ def _render(parts: Sequence[_RunPart], frame: Frame, options: ReportOptions, col
     from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup
 
-    template, style, trace_script, page_script = (
-        files("powerd_analytics.report").joinpath(name).read_text(encoding="utf-8")
-        for name in ("template.html", "report.css", "trace.js", "report.js")
-    )
+    template, style, trace_script, page_script = map(own_text, ("template.html", "report.css", "trace.js", "report.js"))
     script = f"{trace_script}\n{page_script}"
     runs, device, factors = [p.run for p in parts], options.device, options.factors
     names = sheets.run_names([r.path for r in runs])
@@ -160,7 +157,7 @@ def _render(parts: Sequence[_RunPart], frame: Frame, options: ReportOptions, col
         replace(table, title=f"{names[p.run.path]}: {table.title}") for p in parts for table in budget_tables(p.budget)
     ]
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=False)
-    return environment.from_string(template).render(
+    return environment.from_string(own_text("sheet.html") + template).render(
         title=printable(options.title or f"Energy of {runs[0].path.name if len(runs) == 1 else f'{len(runs)} runs'}"),
         subtitle=printable(sheets.subtitle(runs)),
         provenances=kinds,
@@ -183,10 +180,15 @@ def _render(parts: Sequence[_RunPart], frame: Frame, options: ReportOptions, col
         blocks=columns.texts,
         traces_json=Markup(_json(documents)),
         style=Markup(style),
-        style_hash=_hash(style),
+        style_hash=script_hash(style),
         script=Markup(script),
-        script_hash=_hash(script),
+        script_hash=script_hash(script),
     )
+
+
+def own_text(name: str) -> str:
+    """A file of this package: a template, the style, a script."""
+    return files("powerd_analytics.report").joinpath(name).read_text(encoding="utf-8")
 
 
 def _boxes(parts: Sequence[_RunPart], names: sheets.Names) -> tuple[list[Document], list[Document]]:
@@ -217,7 +219,7 @@ def _json(document: Any) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _hash(text: str) -> str:
+def script_hash(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 

@@ -34,6 +34,7 @@ from powerd_analytics.runs.phases import Phases, dropped_attributes, parted, pie
 from powerd_client.board_times import check_times
 from powerd_client.ownership import read_small
 from powerd_client.phase import RESULT
+from powerd_client.recording import CAMPAIGN
 from powerd_client.recover import open_run
 from powerd_client.runfile import TIMES, read_json, read_objects, read_texts, reading, texts_of
 from powerd_client.signal import Readings, RunClock, RunLine
@@ -168,6 +169,12 @@ class Run:
             if (event.rank or 0) == first:
                 last |= event.values
         return last
+
+    @property
+    def campaign(self) -> Mapping[str, Any]:
+        """Which run of a campaign it is, as `joules campaign` said it: campaign, cell, block, seed, program, factors;
+        empty for a run of none."""
+        return next((event.values for event in self.events if event.name == CAMPAIGN), {})
 
     def line(self, name: str) -> RunLine:
         """The line of that name. Raises `AnalysisError` for an unknown one."""

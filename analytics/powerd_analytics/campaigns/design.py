@@ -1,0 +1,478 @@
+"""The design of a campaign: which cells there are, what a run of each is, and in which order they run.
+
+A cell is a setting of all factors. A block has each cell once, in an order that is drawn anew for every block, so that
+what drifts during a campaign falls on all cells alike. A run is one cell in one block: an `Item`. All of it follows
+from the file and its seed; nothing here reads a clock, a file or a device.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from itertools import product
+from string import Formatter
+from typing import Any, Literal, TypeVar, get_args
+
+from powerd_core.errors import ConfigError
+from powerd_core.lease import KNOB_OF_OPTION, Range, resolve
+from powerd_core.settings import UNITS
+from powerd_core.text import did_you_mean, printable
+
+Level = str | int | float | bool
+Levels = Mapping[str, Level]
+
+KNOBS = tuple(option for option in KNOB_OF_OPTION if option in ("power_cap_w", "sm_clock_mhz", "mem_clock_mhz"))
+"""Factors that are turned under lease; all others go into the command or its environment."""
+GPUS = "gpus"
+"""The factor that says how many GPUs the command sees."""
+Order = Literal["randomised-blocks", "as-written", "abba"]
+DISCARDS = ("thermal", "overridden", "clock-missed", "lease-lost")
+"""Reasons for which a run is measured again."""
+_OF_A_RUN = ("seed", "block")
+_MOST_CELLS = 100_000
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
+_HALF_WIDTH = re.compile(r"\s*([\d.]+)\s*%\s*")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A setting of all factors."""
+
+    levels: Levels = field(compare=False)
+    id: str
+    """Ten letters that follow from the levels."""
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name} {level_text(name, level)}" for name, level in self.levels.items())
+
+
+def level_text(name: str, level: Level) -> str:
+    """``200 W`` for a cap, else the level."""
+    unit = UNITS.get(KNOB_OF_OPTION.get(name, ""), "")
+    text = f"{level:g}" if isinstance(level, float) else str(level)
+    return printable(f"{text} {unit}" if unit and not isinstance(level, str) else text)
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A run that is to be: a cell in a block."""
+
+    cell: Cell
+    block: int
+    seed: int
+
+    @property
+    def key(self) -> str:
+        """How the journal calls it."""
+        return f"{self.cell.id}-{self.block}"
+
+
+@dataclass(frozen=True, slots=True)
+class Until:
+    """When a cell has enough repeats: its interval is as narrow as this."""
+
+    metric: Literal["energy_j", "time_s", "edp_js"] = "energy_j"
+    half_width: float = 0.01
+    """Of the mean."""
+
+
+@dataclass(frozen=True, slots=True)
+class Repeats:
+    min: int = 5
+    max: int = 5
+    until: Until | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """What must hold before a run begins, and what spoils it."""
+
+    start_within_c: float | None = None
+    """A run begins at most so many degrees above the GPU's temperature at the campaign's first one."""
+    cool_down_max_s: float = 300.0
+    idle_gap_s: float = 0.0
+    """Pause before every run."""
+    warm_up_s: float = 0.0
+    """So long the command runs unrecorded when the campaign begins or goes on."""
+    discard: tuple[str, ...] = DISCARDS
+    retries: int = 2
+    """So often a run that was discarded or failed is made again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    devices: str = ""
+    """Whose knobs are turned, as gpu0,gpu1; by default the GPUs that the command sees."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slurm:
+    """How a block becomes a job of Slurm."""
+
+    kind: Literal["local", "submitit"] = "local"
+    partition: str = ""
+    gpus: int = 1
+    time_min: int = 60
+    array_parallelism: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Simulation:
+    """What the simulated card does for a cell, with ``--on``."""
+
+    network: str = "{model}"
+    iteration_s: float = 0.3
+    """Of one at full clocks on one card."""
+    iterations: float | None = None
+    """Of a run; else the work over the batch size."""
+    noise: float = 0.005
+    """Relative standard deviation of a run's joules and seconds, each by itself."""
+    drift: float = 0.0
+    """By so much joules have grown at the end of the planned repeats: a planted error."""
+    throttled: float = 0.0
+    """Share of the runs that heat slows down by a tenth, and that say so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Design:
+    """A campaign as its file says."""
+
+    name: str
+    command: tuple[str, ...]
+    factors: Mapping[str, tuple[Level, ...]]
+    exclude: tuple[Levels, ...] = ()
+    more_cells: tuple[Levels, ...] = ()
+    seed: int = 1
+    seed_of: Literal["block", "campaign"] = "block"
+    """A seed of its own for each block, the same in all its cells, or one for the whole campaign."""
+    order: Order = "randomised-blocks"
+    reference: Levels = field(default_factory=dict)
+    """Levels of the cell that others are compared with; the rest of its levels are the other's."""
+    repeats: Repeats = field(default_factory=Repeats)
+    guard: Guard = field(default_factory=Guard)
+    control: Control = field(default_factory=Control)
+    executor: Slurm = field(default_factory=Slurm)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    work: Mapping[str, float] = field(default_factory=dict)
+    """What every run does: ``images`` and ``epochs``, or ``samples``."""
+    device: str = ""
+    """Whose joules count; without it all GPUs, or all devices where there is none."""
+    price_per_kwh: float | None = None
+    currency: str = "EUR"
+    simulation: Simulation = field(default_factory=Simulation)
+
+    @property
+    def samples(self) -> float | None:
+        """Of one run, as far as the file says."""
+        if "samples" in self.work:
+            return self.work["samples"]
+        return self.work["images"] * self.work.get("epochs", 1) if "images" in self.work else None
+
+    def cells(self) -> tuple[Cell, ...]:
+        """All cells, those of the references among them, in the order of the file."""
+        every = [dict(zip(self.factors, levels, strict=True)) for levels in product(*self.factors.values())]
+        every = [levels for levels in every if not any(_agrees(levels, row) for row in self.exclude)]
+        every += [dict(levels) for levels in self.more_cells]
+        if self.reference:
+            every += [{**levels, **self.reference} for levels in every]
+        return tuple({cell.id: cell for cell in map(self._cell, every)}.values())
+
+    def _cell(self, levels: Levels) -> Cell:
+        return Cell(levels, _digest(sorted((name, _plain(level)) for name, level in levels.items())))
+
+    def reference_of(self, cell: Cell) -> Cell | None:
+        """The cell that this one is compared with."""
+        return self._cell({**cell.levels, **self.reference}) if self.reference else None
+
+    def block(self, number: int, cells: Iterable[Cell]) -> list[Item]:
+        """The runs of a block, numbered from 0, in their order."""
+        ordered = list(cells)
+        if self.order == "randomised-blocks":
+            random.Random(f"{self.seed} {number}").shuffle(ordered)
+        elif self.order == "abba" and number % 2:
+            ordered.reverse()
+        seed = self.seed + (number if self.seed_of == "block" else 0)
+        return [Item(cell, number, seed) for cell in ordered]
+
+    def argv(self, item: Item) -> list[str]:
+        """The command of a run."""
+        values = self._values(item)
+        return [_filled(word, values) for word in self.command]
+
+    def environment_of(self, item: Item) -> dict[str, str]:
+        """What is added to its environment. ``gpus`` is what CUDA_VISIBLE_DEVICES names the first of."""
+        values = self._values(item)
+        return {name: _filled(text, values) for name, text in self.environment.items()}
+
+    def knobs(self, item: Item) -> dict[str, Level]:
+        """What is held while it runs, by option."""
+        return {name: level for name, level in item.cell.levels.items() if name in KNOBS}
+
+    def _values(self, item: Item) -> dict[str, Level]:
+        work = {name: _plain(value) for name, value in self.work.items()}
+        return {**work, **item.cell.levels, "seed": item.seed, "block": item.block}
+
+    def about(self, item: Item) -> dict[str, Any]:
+        """What the run says of itself, as its event ``campaign``."""
+        return {
+            "campaign": self.name,
+            "cell": item.cell.id,
+            "block": item.block,
+            "seed": item.seed,
+            "program": " ".join(self.command),
+            "factors": dict(item.cell.levels),
+            "samples": self.samples,
+        }
+
+    def resolved(self, ranges: Mapping[str, Range]) -> Design:
+        """The same with ``default``, ``min`` and per cent of knobs as numbers, by the ranges of the knobs that are
+        there. Raises `ConfigError` for a level that cannot be set."""
+
+        def plain(levels: Levels) -> dict[str, Level]:
+            return {name: _resolved(name, level, ranges) for name, level in levels.items()}
+
+        factors = {
+            name: tuple(dict.fromkeys(_resolved(name, level, ranges) for level in levels))
+            for name, levels in self.factors.items()
+        }
+        return replace(
+            self,
+            factors=factors,
+            reference=plain(self.reference),
+            exclude=tuple(map(plain, self.exclude)),
+            more_cells=tuple(map(plain, self.more_cells)),
+        )
+
+    @property
+    def levels(self) -> dict[str, Any]:
+        """What `resolved` has made numbers of, as JSON knows it."""
+        return {
+            "factors": {name: list(levels) for name, levels in self.factors.items()},
+            "reference": dict(self.reference),
+            "exclude": [dict(levels) for levels in self.exclude],
+            "more_cells": [dict(levels) for levels in self.more_cells],
+        }
+
+    def with_levels(self, levels: Mapping[str, Any]) -> Design:
+        """The same as it was resolved before, by its `levels`."""
+        return replace(
+            self,
+            factors={name: tuple(own) for name, own in levels["factors"].items()},
+            reference=levels["reference"],
+            exclude=tuple(levels["exclude"]),
+            more_cells=tuple(levels["more_cells"]),
+        )
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes with everything that a result depends on, not with how many repeats or guards there are."""
+        parts = [self.name, self.command, self.work, self.environment, self.seed, self.seed_of, self.device]
+        return _digest([*parts, [cell.id for cell in self.cells()]])
+
+
+def _resolved(name: str, level: Level, ranges: Mapping[str, Range]) -> Level:
+    if name not in KNOBS or name not in ranges:
+        return level
+    value = resolve(level if isinstance(level, str) else float(level), ranges[name], KNOB_OF_OPTION[name])
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _plain(level: Any) -> Any:
+    return int(level) if isinstance(level, float) and level.is_integer() else level
+
+
+def _agrees(levels: Levels, row: Levels) -> bool:
+    """Whether a cell has all levels of a row."""
+    return all(levels.get(name) == level for name, level in row.items())
+
+
+def _digest(of: object) -> str:
+    return hashlib.sha256(json.dumps(of, default=str).encode()).hexdigest()[:10]
+
+
+def _filled(text: str, values: Mapping[str, Level]) -> str:
+    return text.format_map({name: _plain(value) for name, value in values.items()})
+
+
+# -- the file ----------------------------------------------------------------------------------------------------------
+
+_TABLES = {
+    "repeats": Repeats, "guard": Guard, "control": Control, "executor": Slurm, "simulation": Simulation,
+}  # fmt: skip
+_OF_CAMPAIGN = ("name", "command", "seed", "seed_of", "device", "price_per_kwh", "currency")
+_KNOWN = ("campaign", "factors", "exclude", "cell", "order", "environment", "work", *_TABLES)
+
+
+def design_of(document: Mapping[str, Any]) -> Design:
+    """The design that a TOML document says. Raises `ConfigError`, which names what is wrong."""
+    _check_names("", document, _KNOWN)
+    campaign = _table(document, "campaign")
+    _check_names("campaign.", campaign, _OF_CAMPAIGN)
+    if not isinstance(campaign.get("name"), str) or not _NAME.fullmatch(campaign["name"]):
+        raise ConfigError("campaign.name: give it a name of letters, digits, dots and dashes")
+    command = campaign.get("command")
+    if not (isinstance(command, list) and command and all(isinstance(word, str) for word in command)):
+        raise ConfigError('campaign.command: a list of texts, as in ["python", "train.py", "--batch", "{batch_size}"]')
+    factors = {name: _levels(name, given) for name, given in _table(document, "factors").items()}
+    order = _table(document, "order")
+    _check_names("order.", order, ("kind", "reference"))
+    kind = order.get("kind", "randomised-blocks")
+    if kind not in get_args(Order):
+        raise ConfigError(f"order.kind: {kind!r}{did_you_mean(str(kind), get_args(Order))}")
+    design = Design(
+        name=campaign["name"],
+        command=tuple(command),
+        factors=factors,
+        exclude=tuple(document.get("exclude", ())),
+        more_cells=tuple(document.get("cell", ())),
+        seed=_typed("campaign.seed", campaign.get("seed", 1), int),
+        seed_of=campaign.get("seed_of", "block"),
+        order=kind,
+        reference=_table(order, "reference"),
+        environment={name: str(text) for name, text in _table(document, "environment").items()},
+        work={name: _typed(f"work.{name}", n, float) for name, n in _table(document, "work").items()},
+        device=str(campaign.get("device", "")),
+        price_per_kwh=campaign.get("price_per_kwh"),
+        currency=str(campaign.get("currency", "EUR")),
+        **{name: _section(name, kind, _table(document, name)) for name, kind in _TABLES.items()},
+    )
+    _check(design)
+    return design
+
+
+def _check(design: Design) -> None:
+    if design.seed_of not in ("block", "campaign"):
+        raise ConfigError(f"campaign.seed_of: {design.seed_of!r} is neither 'block' nor 'campaign'")
+    _check_names("work.", design.work, ("images", "epochs", "samples"))
+    if design.work.get("epochs") and "images" not in design.work:
+        raise ConfigError("work.epochs goes with work.images: how many there are in an epoch")
+    if not 1 <= design.repeats.min <= design.repeats.max:
+        raise ConfigError(f"repeats: min {design.repeats.min} and max {design.repeats.max} must be 1 or more, and rise")
+    for reason in design.guard.discard:
+        if reason not in DISCARDS:
+            raise ConfigError(f"guard.discard: {reason!r}{did_you_mean(reason, DISCARDS)}")
+    for levels in (design.reference, *design.exclude):
+        _check_names("order.reference or exclude: ", levels, tuple(design.factors))
+    for levels in design.more_cells:
+        if set(levels) != set(design.factors):
+            raise ConfigError(f"cell: say a level of each factor: {', '.join(design.factors)}")
+    known = {*design.factors, *design.work, *_OF_A_RUN}
+    used: set[str] = set()
+    for text in (*design.command, *design.environment.values()):
+        used |= _placeholders(text)
+    if unknown := used - known:
+        name = min(unknown)
+        raise ConfigError(f"the command has {{{name}}}, and there is no such factor{did_you_mean(name, known)}")
+    for name in design.factors:
+        if name not in used and name not in (*KNOBS, GPUS):
+            raise ConfigError(f"factor {name!r} changes nothing: put {{{name}}} into the command or the environment")
+    size = 1
+    for own in design.factors.values():
+        size *= len(own)
+    if size > _MOST_CELLS:
+        raise ConfigError(f"{size} cells are too many: {_MOST_CELLS} at most")
+    if not design.cells():
+        raise ConfigError("the campaign has no cell: all are excluded")
+
+
+def _placeholders(text: str) -> set[str]:
+    try:
+        names = {name for _, name, _, _ in Formatter().parse(text) if name is not None}
+    except ValueError as error:
+        raise ConfigError(f"{printable(text)!r} in the command: {error}; a brace itself is written twice") from None
+    if "" in names or any(not name.isidentifier() for name in names):
+        raise ConfigError(f"{printable(text)!r} in the command: braces hold the name of a factor")
+    return names
+
+
+def _levels(name: str, given: Any) -> tuple[Level, ...]:
+    """The levels of a factor: a list, or ``{from, to, step}``."""
+    if isinstance(given, Mapping):
+        _check_names(f"factors.{name}.", given, ("from", "to", "step"))
+        try:
+            begin, end, step = (float(given[key]) for key in ("from", "to", "step"))
+        except (KeyError, TypeError, ValueError):
+            raise ConfigError(f"factors.{name}: a range has numbers `from`, `to` and `step`") from None
+        if step <= 0 or end < begin or (end - begin) / step > _MOST_CELLS:
+            raise ConfigError(f"factors.{name}: `to` must not be below `from`, and `step` above 0")
+        return tuple(_plain(round(begin + i * step, 9)) for i in range(int((end - begin) / step + 1e-9) + 1))
+    levels = given if isinstance(given, list) else [given]
+    if not levels or not all(isinstance(level, Level) for level in levels):
+        raise ConfigError(
+            f"factors.{name}: a list of texts or numbers, or a range as {{from = 100, to = 260, step = 5}}"
+        )
+    return tuple(dict.fromkeys(_plain(level) for level in levels))
+
+
+def _section(name: str, kind: type[T], given: Mapping[str, Any]) -> T:
+    """A table of the file as its dataclass."""
+    types = {f.name: str(f.type) for f in fields(kind)}  # type: ignore[arg-type]
+    _check_names(f"{name}.", given, tuple(types))
+    values: dict[str, Any] = {}
+    for key, value in given.items():
+        values[key] = _READ.get(types[key], _as_it_is)(f"{name}.{key}", value)
+    if name == "repeats" and "max" not in given:
+        values["max"] = max(values.get("min", 5), 20 if "until" in given else values.get("min", 5))
+    return kind(**values)
+
+
+def _as_it_is(name: str, value: Any) -> Any:
+    return value
+
+
+def _typed(name: str, value: Any, kind: type[T]) -> T:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or (kind is int and value != int(value)):
+        raise ConfigError(f"{name}: {value!r} is no {'whole ' if kind is int else ''}number")
+    return kind(value)  # type: ignore[call-arg]
+
+
+def _until(name: str, value: Any) -> Until:
+    if not isinstance(value, Mapping):
+        raise ConfigError(f'{name}: as in {{metric = "energy_j", half_width = "1 %"}}')
+    _check_names(f"{name}.", value, ("metric", "half_width"))
+    metrics = get_args(Until.__annotations__["metric"]) or ("energy_j", "time_s", "edp_js")
+    metric = value.get("metric", "energy_j")
+    if metric not in metrics:
+        raise ConfigError(f"{name}.metric: {metric!r}{did_you_mean(str(metric), metrics)}")
+    half_width = value.get("half_width", 0.01)
+    if isinstance(half_width, str):
+        match = _HALF_WIDTH.fullmatch(half_width)
+        half_width = float(match[1]) / 100 if match else -1.0
+    if not isinstance(half_width, float | int) or not 0 < half_width < 1:
+        raise ConfigError(f'{name}.half_width: a share of the mean, as "1 %" or 0.01')
+    return Until(metric, float(half_width))
+
+
+def _texts(name: str, value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list):
+        raise ConfigError(f"{name}: a list of texts")
+    return tuple(map(str, value))
+
+
+_READ: dict[str, Any] = {
+    "int": lambda name, value: _typed(name, value, int),
+    "float": lambda name, value: _typed(name, value, float),
+    "float | None": lambda name, value: _typed(name, value, float),
+    "Until | None": _until,
+    "tuple[str, ...]": _texts,
+}
+"""How a field of a table is read, by the text of its type."""
+
+
+def _table(document: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    value = document.get(name, {})
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{name}: must be a table")
+    return value
+
+
+def _check_names(where: str, given: Iterable[str], known: Sequence[str]) -> None:
+    for name in given:
+        if name not in known:
+            raise ConfigError(f"{where}{name}: there is no such name{did_you_mean(name, known)}")

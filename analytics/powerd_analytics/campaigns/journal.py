@@ -1,0 +1,201 @@
+"""The journal of a campaign: one line of JSON for each thing that happened, appended and synced, never changed.
+
+What a campaign has and what is still to do is read from it alone, so that a runner that was killed at any moment goes
+on where it was. A run counts when its line ``verified`` is there; of one that only began nothing is taken.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from powerd_analytics.campaigns.design import Item
+from powerd_core.errors import RunFileError
+
+NAME = "campaign.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a verified run took. Seconds and joules are of its training, those of several devices added up."""
+
+    energy_j: float
+    time_s: float
+    u_statistical_j: float | None = None
+    u_systematic_j: float | None = None
+    samples: float | None = None
+    """That the training went through, as its marks say."""
+    verdict: str = ""
+    note: str = ""
+    provenance: str = "measured"
+    device: str = ""
+    is_lower_bound: bool = False
+    accuracy: Mapping[str, float] = field(default_factory=dict)
+    """What `Meter.result` said last, numbers only."""
+    file: str = ""
+    """The run file, below the campaign's folder."""
+    file_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Discard:
+    """An attempt that does not count."""
+
+    reason: str
+    text: str = ""
+
+
+@dataclass(slots=True)
+class Record:
+    """What became of one item."""
+
+    attempts: int = 0
+    result: Result | None = None
+    discards: list[Discard] = field(default_factory=list)
+    is_given_up: bool = False
+
+    @property
+    def is_done(self) -> bool:
+        return self.result is not None or self.is_given_up
+
+
+@dataclass(slots=True)
+class History:
+    """A journal, read."""
+
+    fingerprint: str = ""
+    levels: dict[str, Any] = field(default_factory=dict)
+    """As the design was resolved when the campaign began; see `Design.levels`."""
+    done: int = 0
+    """Items that have a result, or were given up."""
+    start_c: float | None = None
+    """Temperature of the GPU at the first run."""
+    records: dict[str, Record] = field(default_factory=dict)
+    left: dict[str, Discard] = field(default_factory=dict)
+    """Cells that can have no result (out of memory), with why."""
+    unfinished: list[str] = field(default_factory=list)
+    """Files of runs that began, and of whose end nothing was heard."""
+    seconds: dict[str, list[float]] = field(default_factory=dict)
+    """By cell: how long its runs took, start-up and waiting included."""
+
+    def record(self, item: Item) -> Record:
+        return self.records.setdefault(item.key, Record())
+
+    def take(self, line: Mapping[str, Any]) -> None:
+        """Let a line of the journal have happened."""
+        event, key = line["event"], line.get("item", "")
+        record = self.records.setdefault(key, Record()) if key else Record()
+        if event == "begun":
+            self.fingerprint, self.levels = line["fingerprint"], line.get("levels", {})
+        elif event == "temperature":
+            self.start_c = line["start_c"]
+        elif event == "started":
+            record.attempts = line["attempt"]
+            self.unfinished.append(line["file"])
+        elif event == "left":
+            self.left[line["cell"]] = Discard(line["reason"], line.get("text", ""))
+        if event in ("verified", "discarded") and line.get("file") in self.unfinished:
+            self.unfinished.remove(line["file"])
+        if event == "verified":
+            self.done += not record.is_done
+            record.result = Result(**line["result"])
+            self.seconds.setdefault(line["cell"], []).append(line["took_s"])
+        elif event == "discarded":
+            record.discards.append(Discard(line["reason"], line.get("text", "")))
+        elif event == "given-up":
+            self.done += not record.is_done
+            record.is_given_up = True
+        elif event == "forgotten":
+            record.result = None
+            self.done -= not record.is_done
+
+
+class Journal:
+    """The journal of a folder, opened to be continued. One runner at a time, and one a block where blocks are jobs."""
+
+    def __init__(self, folder: Path, *, part: int | None = None) -> None:
+        """``part`` is a block that has a journal of its own. Raises `RunFileError` where the folder cannot be written,
+        or another runner is at work in it."""
+        self.folder = folder
+        self.path = folder / (NAME if part is None else f"campaign.{part}.jsonl")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self.lock = os.open(self.path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o644)
+            try:
+                fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                os.close(self.lock)
+                raise RunFileError(
+                    f"{folder}: a runner is at work there, or the last run of one that was killed is just ending"
+                ) from error
+            self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+            _cut_torn_line(self._file)
+        except OSError as error:
+            if isinstance(error, RunFileError):
+                raise
+            raise RunFileError(f"{folder} cannot be written: {error.strerror or error}") from error
+        self.history = read_history(folder)
+
+    def write(self, event: str, **values: Any) -> None:
+        """Append a line, synced, and let it have happened. Raises `RunFileError`, as for a full disk."""
+        line = {"event": event, **{k: asdict(v) if isinstance(v, Result) else v for k, v in values.items()}}
+        data = json.dumps(line).encode() + b"\n"
+        end = os.fstat(self._file).st_size
+        try:
+            written = 0
+            while written < len(data):  # a disk that is just full takes a part, and refuses the rest
+                written += os.write(self._file, data[written:])
+            os.fsync(self._file)
+        except OSError as error:
+            os.ftruncate(self._file, end)
+            raise RunFileError(
+                f"{self.path} cannot be written: {error.strerror}; what is in it stays, and "
+                "`joules campaign resume` goes on from there"
+            ) from error
+        self.history.take(line)
+
+    def close(self) -> None:
+        os.close(self._file)
+        os.close(self.lock)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def read_history(folder: Path) -> History:
+    """What a campaign has so far; nothing where it has not begun. Raises `RunFileError` for a damaged journal."""
+    history = History()
+    for path in [folder / NAME, *sorted(folder.glob("campaign.*.jsonl"))]:
+        for number, line in enumerate(_lines(path), 1):
+            try:
+                history.take(json.loads(line))
+            except (ValueError, KeyError, TypeError) as error:
+                raise RunFileError(f"{path}: line {number} is damaged: {error}") from error
+    return history
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    """The whole lines; one that a killed runner has left half is none."""
+    try:
+        text = path.read_bytes()
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise RunFileError(f"{path} cannot be read: {error.strerror}") from error
+    whole, _, _ = text.rpartition(b"\n")
+    yield from whole.split(b"\n") if whole else ()
+
+
+def _cut_torn_line(descriptor: int) -> None:
+    size = os.fstat(descriptor).st_size
+    end = os.pread(descriptor, size, 0).rfind(b"\n") + 1
+    if end != size:
+        os.ftruncate(descriptor, end)

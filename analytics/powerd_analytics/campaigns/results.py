@@ -1,0 +1,286 @@
+"""What a campaign gave: the result of a run file, the frame of all results, the cells' means beside their reference.
+
+Within a block the ratio of a cell to its reference does not know what drifts from block to block, nor the gain of a
+sensor that both share. So ratios are taken block by block, and averaged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import exp, inf, sqrt
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from powerd_analytics.campaigns.design import Cell, Design, Item
+from powerd_analytics.campaigns.journal import Discard, History, Result
+from powerd_analytics.campaigns.stopping import factor as stopping_factor
+from powerd_analytics.energy.uncertainty import expanded, student
+from powerd_analytics.figures import ATTRIBUTE, COLUMNS, Frame, attribute_cell, frame_from, rows_of, worked_out
+from powerd_analytics.metrics import ed2p_js2, edp_js, eds
+from powerd_core.errors import AnalysisError
+from powerd_core.lease import State
+from powerd_core.settings import SETTING
+from powerd_core.text import printable
+from powerd_core.verdict import Verdict, worst
+
+WORK_SHARE = 0.005
+"""Work that differs by less than this is the same: the last batch of an epoch may be smaller."""
+_REASON = {Verdict.OVERRIDDEN: "overridden", Verdict.CONFOUNDED: "thermal", Verdict.CLOCK_MISSED: "clock-missed"}
+_LOST = (State.YIELDED.value, State.LOST.value)
+
+
+def result_of(file: Path, design: Design) -> Result:
+    """What a run took: all groups of its phases, on the devices that count. Raises `RunFileError`, and `AnalysisError`
+    for a run without joules."""
+    from powerd_analytics.figures import frame_of
+    from powerd_analytics.runs.run import read_run
+    from powerd_analytics.table import phase_table
+
+    run = read_run(file)
+    if not run.is_complete:
+        raise AnalysisError(f"{file} was cut off")
+    rows = [row for row in rows_of(frame_of(run, phase_table(run))) if row["kind"] in ("total", "run")]
+    rows = [row for row in rows if row["kind"] == "total"] or rows
+    devices = _devices(rows, design.device)
+    rows = [row for row in rows if row["device"] in devices]
+    if not rows or any(row["energy_j"] is None for row in rows):
+        why = "; ".join(str(row["note"]) for row in rows if row["note"])
+        raise AnalysisError(f"{file} has no joules of {', '.join(devices) or 'any device'}{f': {why}' if why else ''}")
+    first = [row for row in rows if row["device"] == devices[0]]
+    verdict, why = worst((Verdict(text), str(row["verdict_note"] or "")) for row in rows for text in _verdicts(row))
+    numbers = {n: float(v) for n, v in run.result.items() if isinstance(v, int | float) and not isinstance(v, bool)}
+    lost = next((e for e in run.events if e.name == SETTING and e.values.get("state") in _LOST), None)
+    return Result(
+        energy_j=sum(_of(row, "energy_j") for row in rows),
+        time_s=sum(_of(row, "time_s") for row in first),
+        u_statistical_j=sqrt(sum(_of(row, "u_statistical_j") ** 2 for row in rows)),
+        u_systematic_j=sum(_of(row, "u_systematic_j") for row in rows),
+        samples=_samples(first) or design.samples,
+        verdict=verdict.value if any(_verdicts(row) for row in rows) else "",
+        note=f"lease lost: {lost.values.get('why')}" if lost is not None else why,
+        provenance=str(rows[0]["provenance"]),
+        device=",".join(devices),
+        is_lower_bound=any(bool(row["is_lower_bound"]) for row in rows),
+        accuracy=numbers,
+        file_bytes=file.stat().st_size,
+    )
+
+
+def _devices(rows: Sequence[Mapping[str, Any]], wanted: str) -> list[str]:
+    every = list(dict.fromkeys(str(row["device"]) for row in rows))
+    if wanted:
+        return [device for device in wanted.split(",") if device in every]
+    return [device for device in every if device.startswith("gpu")] or every
+
+
+def _verdicts(row: Mapping[str, Any]) -> list[str]:
+    known = {verdict.value for verdict in Verdict}
+    return [text for text in str(row["verdict"] or "").split("; ") if text in known]
+
+
+def _of(row: Mapping[str, Any], name: str) -> float:
+    value = row.get(name)
+    return float(value) if isinstance(value, int | float) else 0.0
+
+
+def _samples(rows: Sequence[Mapping[str, Any]]) -> float | None:
+    """That the training went through: batches times their size; None where the marks do not say it."""
+    counts = [_of(row, "iterations") * (_of(row, "samples_per_batch") or _of(row, "batch_size")) for row in rows]
+    return sum(counts) if counts and all(counts) else None
+
+
+def spoiled(result: Result, file: Path, reasons: Iterable[str]) -> Discard | None:
+    """Why a run does not count by the guard's ``reasons``; None where it does."""
+    if result.note.startswith("lease lost") and "lease-lost" in reasons:
+        return Discard("lease-lost", result.note)
+    reason = _REASON.get(Verdict(result.verdict)) if result.verdict else None
+    return Discard(reason, result.note) if reason in tuple(reasons) and reason is not None else None
+
+
+# -- all results -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A run that counts."""
+
+    item: Item
+    result: Result
+
+
+def measured(design: Design, history: History) -> list[Measured]:
+    """The runs that count, block by block."""
+    found = []
+    for number in range(design.repeats.max):
+        for item in design.block(number, design.cells()):
+            record = history.records.get(item.key)
+            if record is not None and record.result is not None:
+                found.append(Measured(item, record.result))
+    return found
+
+
+def results_frame(design: Design, runs: Sequence[Measured]) -> Frame:
+    """The frame of figures of a campaign: a row of kind ``total`` for each run."""
+    records = []
+    for m in runs:
+        factors = {n: level for n, level in m.item.cell.levels.items() if n in COLUMNS}
+        others = {f"{ATTRIBUTE}{n}": attribute_cell(v) for n, v in m.item.cell.levels.items() if n not in COLUMNS}
+        records.append({
+            "kind": "total", "run": m.item.key, "path": m.result.file, "program": " ".join(design.command),
+            "device": m.result.device, "provenance": m.result.provenance, "energy_j": m.result.energy_j,
+            "time_s": m.result.time_s, "u_statistical_j": m.result.u_statistical_j,
+            "u_systematic_j": m.result.u_systematic_j, "iterations": 1, "s_per_batch": m.result.time_s,
+            "verdict": m.result.verdict or None, "note": m.result.note, "is_lower_bound": m.result.is_lower_bound,
+            "campaign": design.name, "cell": m.item.cell.id, "block": m.item.block, "runs": 1, **factors, **others,
+        })  # fmt: skip
+    return worked_out(frame_from(records))
+
+
+# -- cells -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Mean:
+    """A mean with the half of its 95 % interval, None where one run says nothing of it."""
+
+    value: float
+    u95: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CellFigures:
+    """What a cell took in the mean of its runs. Ratios are to its reference, block by block."""
+
+    cell: Cell
+    runs: int
+    energy_j: Mean
+    time_s: Mean
+    power_w: float
+    verdict: str
+    provenance: str
+    note: str
+    ratios: Mapping[str, Mean]
+    """By metric: e, t, edp, ed2p, eds:2, eds:1.5."""
+    accuracy: Mapping[str, Mean]
+    is_per_sample: bool = False
+
+
+METRICS = ("e", "t", "edp", "ed2p", "eds:2", "eds:1.5")
+
+
+def ratio(metric: str, energy: float, time: float) -> float:
+    """A metric of a run whose joules and seconds are relative to the reference's. Raises `AnalysisError`."""
+    name, _, k = metric.partition(":")
+    if name == "eds":
+        return eds(energy, time, 1.0, 1.0, float(k or 2))
+    if name in ("e", "t"):
+        return energy if name == "e" else time
+    if name not in ("edp", "ed2p"):
+        raise AnalysisError(f"there is no metric {metric!r}: {', '.join(METRICS)}")
+    return edp_js(energy, time) if name == "edp" else ed2p_js2(energy, time)
+
+
+def cell_figures(design: Design, history: History) -> list[CellFigures]:
+    """The cells that have a result, in the order of the design.
+
+    Cells whose runs did other work than the rest are compared by the sample, and so are all others then.
+    """
+    runs = measured(design, history)
+    per_sample = _is_per_sample(runs)
+    by_cell: dict[str, dict[int, Result]] = {}
+    for m in runs:
+        by_cell.setdefault(m.item.cell.id, {})[m.item.block] = m.result
+    figures = []
+    for cell in design.cells():
+        if own := by_cell.get(cell.id):
+            reference = design.reference_of(cell)
+            beside = by_cell.get(reference.id, {}) if reference is not None else {}
+            figures.append(_figures(design, cell, own, beside, per_sample))
+    return figures
+
+
+def _is_per_sample(runs: Sequence[Measured]) -> bool:
+    counts = [m.result.samples for m in runs]
+    known = [n for n in counts if n]
+    if len(known) < len(counts) or not known:
+        return False
+    return max(known) > min(known) * (1 + WORK_SHARE)
+
+
+def _figures(
+    design: Design, cell: Cell, own: Mapping[int, Result], beside: Mapping[int, Result], per_sample: bool
+) -> CellFigures:
+    results = list(own.values())
+    divisors = [r.samples or 1.0 if per_sample else 1.0 for r in results]
+    energy = np.array([r.energy_j / d for r, d in zip(results, divisors, strict=True)])
+    time = np.array([r.time_s / d for r, d in zip(results, divisors, strict=True)])
+    u_systematic = float(np.mean([(r.u_systematic_j or 0.0) / d for r, d in zip(results, divisors, strict=True)]))
+    u_one = (results[0].u_statistical_j or 0.0) / divisors[0] if len(results) == 1 else None
+    pairs = [(_per(r, per_sample), _per(beside[block], per_sample)) for block, r in own.items() if block in beside]
+    relative = [(e / ref_e, t / ref_t) for (e, t), (ref_e, ref_t) in pairs if ref_e and ref_t]
+    names = dict.fromkeys(name for r in results for name in r.accuracy)
+    notes = dict.fromkeys(printable(r.note) for r in results if r.note)
+    return CellFigures(
+        cell,
+        len(results),
+        _mean(energy, u_systematic, u_one, design),
+        _mean(time, 0.0, None, design),
+        float(energy.sum() / time.sum()),
+        worst((Verdict(r.verdict), "") for r in results if r.verdict)[0].value if results[0].verdict else "",
+        results[0].provenance,
+        "; ".join(notes),
+        {metric: _mean_ratio([ratio(metric, e, t) for e, t in relative]) for metric in METRICS} if relative else {},
+        {name: _mean(np.array([r.accuracy[name] for r in results if name in r.accuracy]), 0.0, None, design)
+         for name in names},
+        per_sample,
+    )  # fmt: skip
+
+
+def _per(result: Result, per_sample: bool) -> tuple[float, float]:
+    by = result.samples or 1.0 if per_sample else 1.0
+    return result.energy_j / by, result.time_s / by
+
+
+def _mean(values: Any, u_systematic: float, u_one: float | None, design: Design) -> Mean:
+    """With what all runs share. Where runs are repeated until an interval is narrow, the interval is the one of
+    `stopping`, which still covers 95 % after such looks."""
+    n = len(values)
+    if n == 1:
+        return Mean(float(values[0]), float(expanded(u_one or 0.0, u_systematic)) if u_one or u_systematic else None)
+    u = float(np.std(values, ddof=1) / sqrt(n))
+    if design.repeats.until is not None:
+        u *= stopping_factor(n) / float(student(n - 1.0))
+    return Mean(float(np.mean(values)), float(expanded(u, u_systematic, 0.0, n - 1.0 if u else inf)))
+
+
+def _mean_ratio(ratios: Sequence[float]) -> Mean:
+    logs = np.log(ratios)
+    value, n = exp(float(np.mean(logs))), len(logs)
+    if n < 2:
+        return Mean(value)
+    return Mean(value, value * float(student(n - 1.0)) * float(np.std(logs, ddof=1)) / sqrt(n))
+
+
+def same_losses(design: Design, history: History) -> list[str]:
+    """Sentences on runs of one seed whose loss is not the same at every cap and clock: neither changes arithmetic.
+
+    Runs are compared that differ in nothing but knobs.
+    """
+    from powerd_analytics.campaigns.design import KNOBS
+
+    groups: dict[tuple[Any, ...], dict[float, list[str]]] = {}
+    for m in measured(design, history):
+        loss = m.result.accuracy.get("loss")
+        if loss is None:
+            continue
+        others = tuple((n, level) for n, level in m.item.cell.levels.items() if n not in KNOBS)
+        groups.setdefault((m.item.seed, others), {}).setdefault(round(loss, 12), []).append(str(m.item.cell))
+    return [
+        f"seed {seed}{''.join(f', {n} {level}' for n, level in others)}: the loss is {low:.6g} to {high:.6g} at "
+        "settings that should not change it"
+        for (seed, others), losses in groups.items()
+        if (high := max(losses)) != (low := min(losses))
+    ]

@@ -1,0 +1,279 @@
+"""The engine of a campaign: takes block after block, lets each run be made, verifies it, and writes the journal.
+
+What a block is and which cells go on is data (`Blocks`, or the rounds of an adaptive sweep); who makes a run is an
+executor. A runner that was killed at any moment goes on where it was: the journal is all that it knows.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Protocol
+
+from powerd_analytics.campaigns.design import KNOBS, Cell, Design, Item
+from powerd_analytics.campaigns.executors import FAILED, OUT_OF_MEMORY, UNMEASURED, Executor, Local
+from powerd_analytics.campaigns.guard import Clock, NvmlThermometer, Thermometer, Wait, WallClock
+from powerd_analytics.campaigns.journal import Discard, History, Journal, Result
+from powerd_analytics.campaigns.stopping import is_narrow
+from powerd_core.errors import ConfigError, ControlError, PeerError, RunFileError
+from powerd_core.text import printable
+
+RUNS, ASIDE = "runs", "discarded"
+_MOST_FAILURES = 3
+"""So many failures before the first result end the campaign: then the command itself is wrong."""
+
+
+class Plan(Protocol):
+    """Which runs come next."""
+
+    def next_block(self, history: History) -> list[Item]:
+        """Those of the block that is to do, without the ones that are done; none at the end."""
+
+    def planned(self, history: History) -> int:
+        """How many runs the campaign will have, as far as is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """Blocks of all cells, and, from the least number of repeats on, of those whose interval is not narrow yet."""
+
+    design: Design
+    only: int | None = None
+    """This block alone."""
+
+    def next_block(self, history: History) -> list[Item]:
+        for number in range(self.design.repeats.max) if self.only is None else [self.only]:
+            items = self.design.block(number, self.cells(number, history))
+            todo = [i for i in items if not history.record(i).is_done and i.cell.id not in history.left]
+            if todo:
+                return todo
+        return []
+
+    def cells(self, number: int, history: History) -> list[Cell]:
+        """The cells of a block. Those that others are compared with are in it as long as one of these is."""
+        repeats, every = self.design.repeats, self.design.cells()
+        if number < repeats.min:
+            return list(every)
+        if repeats.until is None:
+            return list(every) if number < repeats.max else []
+        wide = [cell for cell in every if cell.id not in history.left and not self._is_narrow(cell, number, history)]
+        references = {r.id for cell in wide if (r := self.design.reference_of(cell)) is not None}
+        return [cell for cell in every if cell in wide or cell.id in references]
+
+    def _is_narrow(self, cell: Cell, number: int, history: History) -> bool:
+        until = self.design.repeats.until
+        assert until is not None
+        records = [history.records.get(Item(cell, block, 0).key) for block in range(number)]
+        results = [r.result for r in records if r is not None and r.result is not None]
+        return is_narrow([_value(result, until.metric) for result in results], until.half_width)
+
+    def planned(self, history: History) -> int:
+        if self.only is not None:
+            return len(self.cells(self.only, history))
+        todo = 0
+        for number in range(self.design.repeats.max):
+            items = self.design.block(number, self.cells(number, history))
+            todo += sum(not history.record(i).is_done and i.cell.id not in history.left for i in items)
+            if number >= self.design.repeats.min and self.design.repeats.until is not None:
+                break  # what comes behind it depends on what it gives
+        return history.done + todo
+
+
+def _value(result: Result, metric: str) -> float:
+    return result.energy_j * result.time_s if metric == "edp_js" else float(getattr(result, metric))
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """What is still to go, by what runs took so far; None where nothing is known yet."""
+
+    runs: int
+    seconds: float | None
+    energy_j: float | None
+
+
+def left(runs: int, history: History) -> Left:
+    """What so many runs will take."""
+    took = [s for own in history.seconds.values() for s in own]
+    joules = [r.result.energy_j for r in history.records.values() if r.result is not None]
+    if not took:
+        return Left(runs, None, None)
+    return Left(runs, runs * sum(took) / len(took), runs * sum(joules) / len(joules))
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What the runner tells of its work."""
+
+    item: Item
+    text: str
+    done: int
+    left: Left
+    is_end: bool = False
+    """Of a run: false while it goes on."""
+
+
+Tell = Callable[[Step], None]
+
+
+@dataclass(slots=True)
+class Runner:
+    """Makes the runs of a plan. Raises, and leaves everything so that it can go on: `RunFileError` for a disk that is
+    full, `PeerError` or `ControlError` where nothing can be recorded or set, `ConfigError` for a command that fails
+    every time; KeyboardInterrupt ends the run that is going on."""
+
+    design: Design
+    plan: Plan
+    executor: Executor
+    journal: Journal
+    tell: Tell = lambda step: None
+    clock: Clock = field(default_factory=WallClock)
+    thermometer: Thermometer = field(default_factory=NvmlThermometer)
+    _planned: int = 0
+
+    def run(self) -> None:
+        self._put_aside()
+        is_first = True
+        self._planned = self.plan.planned(self.journal.history)
+        while block := self.plan.next_block(self.journal.history):
+            if is_first and self.design.guard.warm_up_s and isinstance(self.executor, Local):
+                self._say(block[0], f"warming up for {self.design.guard.warm_up_s:g} s")
+                self._warm_up(block[0], self.executor)
+            is_first = False
+            self._planned = self.plan.planned(self.journal.history)
+            self._note_temperature()
+            for item in block:
+                if item.cell.id not in self.journal.history.left:
+                    self._make(item)
+
+    def _warm_up(self, item: Item, executor: Local) -> None:
+        file = self.journal.folder / RUNS / "warm-up.h5"
+        make_folder(file.parent)
+        executor.warm_up(item, self.design.guard.warm_up_s, file)
+        self._move_aside(file)
+
+    def _note_temperature(self) -> None:
+        guard, history = self.design.guard, self.journal.history
+        if guard.start_within_c is not None and history.start_c is None:
+            now_c = self.thermometer.read_c()
+            if now_c is not None:
+                self.journal.write("temperature", start_c=now_c)
+
+    def _put_aside(self) -> None:
+        """Files of runs of whose end nothing was heard are no results; they are kept beside these."""
+        for name in list(self.journal.history.unfinished):
+            self._move_aside(self.journal.folder / name)
+        for key, record in list(self.journal.history.records.items()):
+            result = record.result
+            if result is not None and result.file and not _is_there(self.journal.folder / result.file, result):
+                self.journal.write("forgotten", item=key, file=result.file)
+
+    def _move_aside(self, file: Path) -> None:
+        aside = self.journal.folder / ASIDE
+        for path in (file, file.with_name(f"{file.name}.journal"), file.with_suffix(".log")):
+            if path.exists():
+                aside.mkdir(exist_ok=True)
+                path.rename(aside / path.name)
+
+    def _make(self, item: Item) -> None:
+        history, guard = self.journal.history, self.design.guard
+        while not (record := history.record(item)).is_done:
+            attempt = record.attempts + 1
+            name = f"{RUNS}/{item.key}-{attempt}.h5"
+            note = Wait(guard, self.thermometer, self.clock).until_ready(
+                history.start_c, lambda text: self._say(item, text)
+            )
+            self._say(item, "running")
+            make_folder(self.journal.folder / RUNS)
+            self.journal.write("started", item=item.key, cell=item.cell.id, attempt=attempt, file=name)
+            begin_s = self.clock.now_s()
+            outcome = self.executor.run(item, attempt, self.journal.folder / name)
+            if isinstance(outcome, Result):
+                self._verified(item, name, outcome, note, self.clock.now_s() - begin_s)
+            else:
+                self._discarded(item, name, outcome)
+
+    def _verified(self, item: Item, name: str, result: Result, note: str, took_s: float) -> None:
+        file = self.journal.folder / name
+        result = replace(
+            result,
+            note="; ".join(text for text in (result.note, note) if text),
+            file=name if file.exists() else "",
+            file_bytes=file.stat().st_size if file.exists() else 0,
+        )
+        self.journal.write(
+            "verified", item=item.key, cell=item.cell.id, levels=dict(item.cell.levels), block=item.block, file=name,
+            took_s=round(took_s, 3), result=result,
+        )  # fmt: skip
+        verdict = f", {result.verdict}" if result.verdict else ""
+        self._say(item, f"{result.energy_j:.4g} J, {result.time_s:.4g} s{verdict}", is_end=True)
+
+    def _discarded(self, item: Item, name: str, why: Discard) -> None:
+        history = self.journal.history
+        self._move_aside(self.journal.folder / name)
+        self.journal.write("discarded", item=item.key, reason=why.reason, text=why.text, file=name)
+        self._say(item, f"does not count: {why.reason}{f': {printable(why.text)}' if why.text else ''}", is_end=True)
+        if why.reason == UNMEASURED and _is_ours(why.text):
+            raise PeerError(
+                f"the run could not be recorded: {printable(why.text)}; `joules campaign resume` goes on from here"
+            )
+        if why.reason == OUT_OF_MEMORY:
+            self.journal.write("left", cell=item.cell.id, reason=why.reason, text=why.text)
+            return
+        if len(history.record(item).discards) > self.design.guard.retries:
+            self.journal.write("given-up", item=item.key)
+            if why.reason in (FAILED, UNMEASURED):
+                self.journal.write("left", cell=item.cell.id, reason=why.reason, text=why.text)
+        has_results = any(record.result for record in history.records.values())
+        failures = sum(d.reason in (FAILED, UNMEASURED) for r in history.records.values() for d in r.discards)
+        if not has_results and failures >= _MOST_FAILURES:
+            raise ConfigError(f"{failures} runs failed and none went well: {printable(why.text)}")
+
+    def _say(self, item: Item, text: str, *, is_end: bool = False) -> None:
+        history = self.journal.history
+        self.tell(Step(item, text, history.done, left(self._planned - history.done, history), is_end))
+
+
+def make_folder(folder: Path) -> None:
+    """Raises `RunFileError`."""
+    try:
+        folder.mkdir(exist_ok=True)
+    except OSError as error:
+        raise RunFileError(f"{folder} cannot be made: {error.strerror}") from error
+
+
+def _is_ours(text: str) -> bool:
+    """Whether `joules record` itself said it, not the command."""
+    return text.startswith(("joules: ", "joules record: "))
+
+
+def _is_there(file: Path, result: Result) -> bool:
+    """Whether a run file is as it was when it was verified."""
+    try:
+        return os.stat(file).st_size == result.file_bytes
+    except OSError:
+        return False
+
+
+def begin(design: Design, executor: Executor, journal: Journal) -> Design:
+    """The design as it is run: levels of knobs as numbers, by what the knobs take. A campaign that was begun keeps the
+    ones of its beginning.
+
+    Raises `ConfigError` where the design is another one than the folder was begun with, or a level cannot be set, and
+    `ControlError` where knobs are to be turned and nobody can.
+    """
+    needed = {name for name in KNOBS if name in design.factors}
+    ranges = executor.ranges() if needed else {}
+    if missing := needed - set(ranges):
+        raise ControlError(f"nobody here can set {', '.join(sorted(missing))}: see docs/howto/control.md")
+    resolved = design.resolved(ranges)
+    if not journal.history.fingerprint:
+        journal.write("begun", fingerprint=resolved.fingerprint, name=resolved.name, levels=resolved.levels)
+    elif journal.history.fingerprint != resolved.fingerprint:
+        raise ConfigError(
+            f"{journal.folder} holds another design: the command, the factors, the work or the seed have changed since "
+            "it was begun; give --into another folder"
+        )
+    return resolved

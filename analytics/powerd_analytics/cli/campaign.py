@@ -1,0 +1,355 @@
+"""`joules campaign`: many runs by one file, their order, their journal and their tables."""
+
+from __future__ import annotations
+
+import sys
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from cyclopts import App, Parameter
+
+from powerd_analytics.cli import shared
+from powerd_core.errors import ConfigError, RunFileError
+from powerd_core.text import printable
+
+if TYPE_CHECKING:
+    from powerd_analytics.campaigns.design import Design
+    from powerd_analytics.campaigns.executors import Executor
+    from powerd_analytics.campaigns.journal import History, Journal
+    from powerd_analytics.campaigns.runner import Left, Plan, Step
+
+File = Annotated[Path, Parameter(help="The campaign's TOML file.")]
+Into = Annotated[Path | None, Parameter(help="Its folder; without it the file's name without .toml.")]
+On = Annotated[str, Parameter(help="Compute the runs of a simulated card instead, as sim:rtx6000.")]
+Url = Annotated[list[str] | None, Parameter(negative="", help="A running powerd; a local one without it.")]
+
+campaign = App(
+    name="campaign",
+    help="Measure many settings by one file, in an order that drift cannot spoil.",
+    help_format="plaintext",
+    help_on_error=False,
+    default_parameter=Parameter(show_default=lambda value: None if value is False or value == () else value),
+)
+
+
+def read_design(file: Path) -> Design:
+    """Raises `RunFileError` for a file that cannot be read, `ConfigError` for one that is wrong; both name it."""
+    from powerd_analytics.campaigns.design import design_of
+
+    try:
+        document = tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise RunFileError(f"{file} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigError(f"{file}: {error}") from error
+    try:
+        return design_of(document)
+    except ConfigError as error:
+        raise ConfigError(f"{file}: {error}") from error
+
+
+def folder_of(file: Path, into: Path | None) -> Path:
+    """Where a campaign lies. Raises `ConfigError`."""
+    if into is None and not file.suffix:
+        raise ConfigError(f"{file} has no ending: name the campaign's folder with --into")
+    return into or file.with_suffix("")
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A campaign that was begun, to be looked at."""
+
+    design: Design
+    history: History
+    folder: Path
+
+
+def opened(file: Path, into: Path | None) -> Opened:
+    """Raises `RunFileError` where it has not begun."""
+    from powerd_analytics.campaigns.journal import read_history
+
+    design, folder = read_design(file), folder_of(file, into)
+    history = read_history(folder)
+    if not history.fingerprint:
+        raise RunFileError(f"{folder} holds no campaign yet: `joules campaign run {file}` begins one")
+    return Opened(design.with_levels(history.levels), history, folder)
+
+
+def _executor(design: Design, on: str, url: Sequence[str] | None, keys: Path | None, lock: int = -1) -> Executor:
+    from powerd_analytics.campaigns.executors import Local, Simulated
+
+    return Simulated.named(design, on) if on else Local(design, tuple(url or ()), keys, lock)
+
+
+@campaign.command
+def plan(file: File, *, into: Into = None, on: On = "") -> None:
+    """Say what a campaign will do: cells, runs, time, and what is missing for it.
+
+    For example: joules campaign plan caps.toml
+    """
+    from powerd_analytics.campaigns.journal import read_history
+    from powerd_analytics.campaigns.runner import Blocks, left
+    from powerd_core.errors import PowerdError
+
+    design, folder = read_design(file), folder_of(file, into)
+    problem = ""
+    try:
+        design = design.resolved(_executor(design, on, None, None).ranges())
+    except PowerdError as error:
+        problem = " ".join(str(error).split())
+    history, cells = read_history(folder), design.cells()
+    print(
+        f"{design.name}: {len(cells)} cells, {_repeats_text(design)}, {design.order.replace('-', ' ')}, into {folder}/"
+    )
+    for name, levels in design.factors.items():
+        print(f"  {name}: {_levels_text(levels)}")
+    if design.samples:
+        print(f"  work of a run: {design.samples:g} samples")
+    to_do = left(Blocks(design).planned(history) - history.done, history)
+    print(f"  to do: {to_do.runs} runs{_cost_text(design, to_do)}")
+    item = design.block(0, cells)[0]
+    print(printable(f"  for example: {' '.join(design.argv(item))}"))
+    if design.knobs(item):
+        print(f"  held meanwhile: {', '.join(f'{n}={v}' for n, v in design.knobs(item).items())}")
+    if problem:
+        raise ConfigError(f"it cannot run as it is: {problem}")
+
+
+def _repeats_text(design: Design) -> str:
+    of = design.repeats
+    if of.until is None:
+        return f"{of.max} repeats"
+    return f"{of.min} to {of.max} repeats, until {of.until.metric} ± {100 * of.until.half_width:g} %"
+
+
+def _levels_text(levels: Sequence[object]) -> str:
+    texts = list(map(str, levels))
+    shown = texts if len(texts) <= 12 else [*texts[:5], "...", *texts[-2:]]
+    return printable(f"{', '.join(shown)}{f'  ({len(texts)})' if len(texts) > 12 else ''}")
+
+
+def _cost_text(design: Design, to_do: Left) -> str:
+    from powerd_analytics.metrics import money
+    from powerd_analytics.text import digits
+    from powerd_analytics.text import seconds as seconds_text
+
+    if not to_do.runs or to_do.seconds is None or to_do.energy_j is None:
+        return ""
+    text = f", about {seconds_text(to_do.seconds)}, {digits(to_do.energy_j / 3.6e3, 3)} Wh"
+    if design.price_per_kwh is not None:
+        text += f", {money(to_do.energy_j, design.price_per_kwh):.2f} {design.currency}"
+    return text
+
+
+@campaign.command
+def run(
+    file: File,
+    *,
+    into: Into = None,
+    on: On = "",
+    url: Url = None,
+    keys: shared.Keys = None,
+    block: Annotated[int | None, Parameter(help="Only the runs of this block, as a job of Slurm does.")] = None,
+    here: Annotated[bool, Parameter(negative="", help="On this machine, whatever the file's executor is.")] = False,
+) -> int:
+    """Make the runs of a campaign; one that was begun goes on.
+
+    Its folder has the journal (campaign.jsonl), runs/ and discarded/. Ctrl-C ends the
+    run that is going on; the campaign can go on later. Exits with 1 when a cell has no
+    result.
+
+    For example:
+
+      joules campaign run caps.toml
+
+      joules campaign run examples/studies/krzywaniak.toml --on sim:rtx6000
+    """
+    from powerd_analytics.campaigns.executors import submit_blocks
+    from powerd_analytics.campaigns.journal import Journal
+    from powerd_analytics.campaigns.runner import Blocks, begin
+
+    design, folder = read_design(file), folder_of(file, into)
+    if design.executor.kind == "submitit" and block is None and not (here or on):
+        with Journal(folder) as journal:
+            begin(design, _executor(design, on, url, keys), journal)
+        options = [word for address in url or () for word in ("--url", address)]
+        jobs = submit_blocks(design, file.absolute(), folder, [*options, "--into", str(folder.absolute())])
+        print(f"{len(jobs)} jobs, one a block: {jobs[0]} to {jobs[-1]}; `joules campaign status {file}` looks at them")
+        return 0
+    with Journal(folder, part=block) as journal:
+        executor = _executor(design, on, url, keys, journal.lock)
+        resolved = begin(design, executor, journal)
+        executor = _executor(resolved, on, url, keys, journal.lock)
+        return _carry_out(resolved, Blocks(resolved, block), executor, journal, file)
+
+
+@campaign.command
+def resume(file: File, *, into: Into = None, on: On = "", url: Url = None, keys: shared.Keys = None) -> int:
+    """Go on with a campaign that was begun.
+
+    For example: joules campaign resume caps.toml
+    """
+    opened(file, into)
+    return run(file, into=into, on=on, url=url, keys=keys)
+
+
+def _carry_out(design: Design, plan: Plan, executor: Executor, journal: Journal, file: Path) -> int:
+    from powerd_analytics.campaigns.runner import Runner
+
+    with Shown(design) as shown:
+        runner = Runner(design, plan, executor, journal, shown)
+        try:
+            runner.run()
+        except KeyboardInterrupt:
+            shown.close()
+            sys.stderr.write(f"joules campaign: stopped; `joules campaign resume {file}` goes on\n")
+            return 130
+    history = journal.history
+    missing = [str(cell) for cell in design.cells() if not _has_result(cell.id, history)]
+    for text in missing[:10]:
+        sys.stderr.write(f"joules campaign: no result of {text}\n")
+    print(f"{_state_text(design, history)}: see it with joules campaign table {file}")
+    return int(bool(missing))
+
+
+def _has_result(cell: str, history: History) -> bool:
+    return any(key.startswith(f"{cell}-") and record.result for key, record in history.records.items())
+
+
+def _state_text(design: Design, history: History) -> str:
+    results = sum(record.result is not None for record in history.records.values())
+    discarded = sum(len(record.discards) for record in history.records.values())
+    cells = sum(_has_result(cell.id, history) for cell in design.cells())
+    aside = f", {discarded} discarded" if discarded else ""
+    return f"{results} runs, {cells} of {len(design.cells())} cells{aside}"
+
+
+class Shown:
+    """What a running campaign shows: a bar on a terminal, a line a run elsewhere."""
+
+    def __init__(self, design: Design) -> None:
+        from rich.console import Console
+
+        self._design = design
+        self._console = Console(stderr=True)
+        self._bar: object = None
+
+    def __enter__(self) -> Shown:
+        if self._console.is_terminal:
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+            columns = (BarColumn(20), MofNCompleteColumn(), TextColumn("{task.description}"))
+            self._bar = Progress(*columns, console=self._console, transient=True)
+            self._bar.add_task("", total=None)
+            self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        from rich.progress import Progress
+
+        if isinstance(self._bar, Progress):
+            self._bar.stop()
+        self._bar = None
+
+    def __call__(self, step: Step) -> None:
+        from rich.markup import escape
+        from rich.progress import Progress
+
+        line = printable(f"block {step.item.block + 1}  {step.item.cell}: {step.text}")
+        if not isinstance(self._bar, Progress):
+            if step.is_end:
+                self._console.print(
+                    f"[{step.done}/{step.done + step.left.runs}] {line}", markup=False, highlight=False, soft_wrap=True
+                )
+            return
+        cost = _cost_text(self._design, step.left)
+        if step.is_end:
+            self._bar.console.print(line, markup=False, highlight=False)
+        self._bar.update(
+            self._bar.task_ids[0], completed=step.done, total=step.done + step.left.runs,
+            description=escape(f"to go{cost}  {step.item.cell}" if cost else str(step.item.cell)),
+        )  # fmt: skip
+
+
+@campaign.command
+def status(file: File, *, into: Into = None, format: shared.TextOrJson = "text") -> None:
+    """Say how far a campaign is: runs, discards and why, what is left to do.
+
+    For example: joules campaign status caps.toml
+    """
+    from collections import Counter
+    from json import dumps
+
+    from powerd_analytics.campaigns.runner import Blocks, left
+
+    c = opened(file, into)
+    to_do = left(Blocks(c.design).planned(c.history) - c.history.done, c.history)
+    reasons = Counter(d.reason for record in c.history.records.values() for d in record.discards)
+    if format == "json":
+        results = sum(record.result is not None for record in c.history.records.values())
+        document = {"campaign": c.design.name, "folder": str(c.folder), "results": results, "to_do": to_do.runs}
+        document |= {"seconds_to_go": to_do.seconds, "joules_to_go": to_do.energy_j, "discards": dict(reasons)}
+        print(dumps(document | {"left": {cell: why.reason for cell, why in c.history.left.items()}}, indent=1))
+        return
+    print(f"{c.design.name}: {_state_text(c.design, c.history)}")
+    print(f"  to do: {to_do.runs} runs{_cost_text(c.design, to_do)}")
+    for reason, count in reasons.most_common():
+        print(f"  discarded, {reason}: {count}")
+    by_id = {cell.id: str(cell) for cell in c.design.cells()}
+    for cell, why in c.history.left.items():
+        print(printable(f"  left out, {by_id.get(cell, cell)}: {why.reason}{f' ({why.text})' if why.text else ''}"))
+
+
+@campaign.command
+def table(
+    file: File,
+    *,
+    into: Into = None,
+    which: Annotated[
+        list[Literal["cells", "minima", "ranges"]] | None, Parameter(name="--table", negative="", help="Only these.")
+    ] = None,
+    format: Annotated[Literal["text", "csv", "json", "markdown", "latex"], Parameter(help="How to print it.")] = "text",
+    output: shared.Output = None,
+    overwrite: shared.Overwrite = False,
+) -> None:
+    """Print the cells of a campaign, and the best of them with those as good.
+
+    For example:
+
+      joules campaign table caps.toml
+
+      joules campaign table caps.toml --table minima --format csv -o minima.csv
+    """
+    from powerd_analytics.campaigns.layouts import campaign_tables
+
+    c = opened(file, into)
+    shared.refuse_existing(output, overwrite, [file])
+    tables = campaign_tables(c.design, c.history, tuple(which or ()))
+    shared.put_out(shared.tables_text(tables, format, output, 80), output, overwrite)
+
+
+@campaign.command
+def report(
+    file: File,
+    *,
+    into: Into = None,
+    output: Annotated[Path | None, Parameter(alias="-o", help="The page; FOLDER/report.html without it.")] = None,
+    overwrite: shared.Overwrite = False,
+) -> None:
+    """Write one page about a campaign: its tables, its plots, what comes out of it.
+
+    For example: joules campaign report caps.toml
+    """
+    from powerd_analytics.campaigns.report import write_report
+
+    c = opened(file, into)
+    out = output or c.folder / "report.html"
+    shared.refuse_existing(out, overwrite or output is None, [file])
+    shared.write(out, lambda partial: write_report(c.design, c.history, partial), overwrite=True)
+    print(out)
