@@ -43,15 +43,21 @@ class NvmlThermometer:
 
     def __init__(self) -> None:
         self._nvml: Any = None
-        self._gpus: list[Any] = []
+        self._gpus: list[Any] | None = None
+
+    def _open(self) -> list[Any]:
+        gpus: list[Any] = []
         with contextlib.suppress(Exception):  # no driver, no library, no right: there is no temperature then
             import pynvml
 
             pynvml.nvmlInit()
             self._nvml = pynvml
-            self._gpus = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+            gpus = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+        return gpus
 
     def read_c(self) -> float | None:
+        if self._gpus is None:
+            self._gpus = self._open()
         degrees = []
         for gpu in self._gpus:
             with contextlib.suppress(self._nvml.NVMLError):

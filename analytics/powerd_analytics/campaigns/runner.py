@@ -145,8 +145,7 @@ class Runner:
             self._planned = self.plan.planned(self.journal.history)
             self._note_temperature()
             for item in block:
-                if item.cell.id not in self.journal.history.left:
-                    self._make(item)
+                self._make(item)
 
     def _warm_up(self, item: Item, executor: Local) -> None:
         file = self.journal.folder / RUNS / "warm-up.h5"
@@ -179,7 +178,7 @@ class Runner:
 
     def _make(self, item: Item) -> None:
         history, guard = self.journal.history, self.design.guard
-        while not (record := history.record(item)).is_done:
+        while not (record := history.record(item)).is_done and item.cell.id not in history.left:
             attempt = record.attempts + 1
             name = f"{RUNS}/{item.key}-{attempt}.h5"
             note = Wait(guard, self.thermometer, self.clock).until_ready(
@@ -189,7 +188,8 @@ class Runner:
             make_folder(self.journal.folder / RUNS)
             self.journal.write("started", item=item.key, cell=item.cell.id, attempt=attempt, file=name)
             begin_s = self.clock.now_s()
-            outcome = self.executor.run(item, attempt, self.journal.folder / name)
+            # Of what a killed runner has begun the executor hears nothing: its run is the first one again.
+            outcome = self.executor.run(item, len(record.discards) + 1, self.journal.folder / name)
             if isinstance(outcome, Result):
                 self._verified(item, name, outcome, note, self.clock.now_s() - begin_s)
             else:

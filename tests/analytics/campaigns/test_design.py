@@ -1,0 +1,122 @@
+"""Designs: what a file says, what of it is refused, and the order in which runs are made."""
+
+import tomllib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from powerd_analytics.campaigns.design import Design, design_of
+from powerd_core.errors import ConfigError
+from powerd_core.gpu_physics import RTX_6000
+from powerd_core.lease import Range
+
+FILE = """
+[campaign]
+name = "caps"
+command = ["python", "train.py", "--batch", "{batch_size}", "--seed", "{seed}"]
+[factors]
+batch_size = [64, 128]
+power_cap_w = {from = 100, to = 260, step = 40}
+[work]
+images = 32000
+epochs = 2
+[order]
+reference = {power_cap_w = "default"}
+[repeats]
+min = 3
+until = {metric = "energy_j", half_width = "1 %"}
+"""
+CAPS = Range(*(RTX_6000.limits_w[i] for i in (0, 2, 1)))
+
+
+def design(text: str = FILE, **changes: str) -> Design:
+    for old, new in changes.items():
+        text = text.replace(old, new)
+    return design_of(tomllib.loads(text)).resolved({"power_cap_w": CAPS})
+
+
+def test_a_file_becomes_cells_with_their_reference_among_them():
+    d = design()
+    assert len(d.cells()) == 2 * 5  # 260 W is the default
+    assert len(design(FILE.replace("to = 260", "to = 220")).cells()) == 2 * 5  # and is added where no level is it
+    assert {d.reference_of(cell).levels["power_cap_w"] for cell in d.cells()} == {260}
+    assert {d.reference_of(cell).levels["batch_size"] for cell in d.cells()} == {64, 128}
+    assert d.samples == 64_000
+    assert (d.repeats.min, d.repeats.max) == (3, 20)
+
+
+def test_a_run_has_the_levels_in_its_command_and_holds_the_knobs():
+    d = design()
+    item = d.block(2, d.cells())[0]
+    assert d.argv(item) == ["python", "train.py", "--batch", str(item.cell.levels["batch_size"]), "--seed", "3"]
+    assert d.knobs(item) == {"power_cap_w": item.cell.levels["power_cap_w"]}
+    assert d.about(item)["factors"] == dict(item.cell.levels)
+
+
+@given(st.integers(0, 10_000), st.integers(0, 50))
+def test_a_block_has_each_cell_once_and_follows_from_the_seed(seed, number):
+    d = design(FILE.replace('name = "caps"', f'name = "caps"\nseed = {seed}'))
+    block = d.block(number, d.cells())
+    assert sorted(i.cell.id for i in block) == sorted(c.id for c in d.cells())
+    assert block == d.block(number, d.cells())
+    assert {i.seed for i in block} == {seed + number}
+
+
+def test_orders():
+    d = design(FILE.replace("[order]", '[order]\nkind = "as-written"'))
+    assert [i.cell for i in d.block(1, d.cells())] == list(d.cells())
+    d = design(FILE.replace("[order]", '[order]\nkind = "abba"'))
+    assert [i.cell for i in d.block(1, d.cells())] == list(d.cells())[::-1]
+    assert [i.cell for i in d.block(2, d.cells())] == list(d.cells())
+    d = design()
+    orders = {tuple(i.cell.id for i in d.block(n, d.cells())) for n in range(20)}
+    assert len(orders) == 20
+
+
+def test_excluded_and_further_cells():
+    more = "[[exclude]]\nbatch_size = 128\npower_cap_w = 100\n[[cell]]\nbatch_size = 8\npower_cap_w = 150\n"
+    levels = [tuple(cell.levels.values()) for cell in design(FILE + more).cells()]
+    assert (128, 100) not in levels
+    assert (8, 150) in levels
+    assert (8, 260) in levels  # what it is compared with
+
+
+def test_repeats_and_guards_do_not_make_it_another_design():
+    same = design(FILE.replace("min = 3", "min = 4") + "[guard]\nretries = 5\n")
+    assert same.fingerprint == design().fingerprint
+    assert design(FILE.replace("32000", "1000")).fingerprint != design().fingerprint
+    assert design(FILE.replace("[64, 128]", "[64]")).fingerprint != design().fingerprint
+
+
+def test_levels_as_they_were_resolved_come_back():
+    raw = design_of(tomllib.loads(FILE))
+    assert raw.with_levels(design().levels).cells() == design().cells()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "text"),
+    [
+        ("{batch_size}", "{batch}", r"\{batch\}, and there is no such factor.*batch_size"),
+        ('"--batch", "{batch_size}", ', "", "'batch_size' changes nothing"),
+        ("{batch_size}", "{batch_size", "in the command"),
+        ("name = \"caps\"", "name = \"a/b\"", "campaign.name"),
+        ("command =", "comand =", "campaign.comand.*did you mean 'command'"),
+        ("[64, 128]", "[]", "factors.batch_size"),
+        ("step = 40", "step = 0", "factors.power_cap_w"),
+        ("to = 260", "to = 300", "can be set from 100 W to 260 W"),
+        ('"default"', '"deflaut"', "power_cap"),
+        ("min = 3", "min = 0", "repeats"),
+        ("min = 3", 'min = "three"', "repeats.min"),
+        ('"1 %"', '"200 %"', "half_width"),
+        ('"energy_j"', '"joules"', "metric"),
+        ("[order]", '[order]\nkind = "random"', "order.kind"),
+        ("epochs = 2", "epoch = 2", "work.epoch"),
+        ("[repeats]", '[guard]\ndiscard = ["thermel"]\n[repeats]', "did you mean 'thermal'"),
+        ("[factors]", "[factor]\n[factors]", "factor: there is no such name"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_named(old, new, text):
+    assert old in FILE
+    with pytest.raises(ConfigError, match=text):
+        design(FILE.replace(old, new))

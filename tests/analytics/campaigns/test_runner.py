@@ -1,0 +1,268 @@
+"""The engine of campaigns: what is made again, what is left out, when it stops, and that a killed one goes on."""
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+from powerd_analytics.campaigns.design import Design, Item, design_of
+from powerd_analytics.campaigns.executors import Simulated
+from powerd_analytics.campaigns.journal import NAME, Discard, Journal, Result, read_history
+from powerd_analytics.campaigns.results import cell_figures
+from powerd_analytics.campaigns.runner import Blocks, Runner, begin
+from powerd_core.errors import ConfigError, PeerError, RunFileError
+from powerd_core.lease import Range
+
+LEVELS = [1, 2, 3]
+
+
+def design(**tables) -> Design:
+    document = {
+        "campaign": {"name": "c", "command": ["train", "{n}"]}, "factors": {"n": LEVELS}, "repeats": {"min": 4},
+    }  # fmt: skip
+    return design_of(document | tables)
+
+
+@dataclass
+class Clock:
+    t_s: float = 0.0
+    slept: list[float] = field(default_factory=list)
+
+    def now_s(self) -> float:
+        return self.t_s
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.t_s += seconds
+
+
+@dataclass
+class Thermometer:
+    """A card that cools by a degree a second."""
+
+    clock: Clock
+    start_c: float = 30.0
+    heated_c: float = 0.0
+    read: int = 0
+
+    def read_c(self) -> float:
+        self.read += 1
+        return max(30.0, self.start_c + self.heated_c - self.clock.t_s)
+
+
+@dataclass
+class Lab:
+    """Answers by a script: of the n-th attempt at an item, else a result."""
+
+    answers: dict[tuple[str, int], Discard] = field(default_factory=dict)
+    made: list[tuple[Item, int]] = field(default_factory=list)
+
+    def ranges(self) -> dict[str, Range]:
+        return {}
+
+    def run(self, item: Item, attempt: int, file: Path) -> Result | Discard:
+        self.made.append((item, attempt))
+        file.write_bytes(b"run")
+        found = self.answers.get((item.key, attempt))
+        return found or Result(100.0 * item.cell.levels["n"] + item.block, 1.0)
+
+
+def run(folder: Path, of: Design, lab, **more) -> Journal:
+    with Journal(folder) as journal:
+        resolved = begin(of, lab, journal)
+        Runner(resolved, Blocks(resolved), lab, journal, **more).run()
+        return journal
+
+
+def events(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / NAME).read_text().splitlines()]
+
+
+def test_every_cell_in_every_block(tmp_path):
+    lab = Lab()
+    run(tmp_path, design(), lab)
+    assert len(lab.made) == 3 * 4
+    figures = cell_figures(design(), read_history(tmp_path))
+    assert [f.runs for f in figures] == [4, 4, 4]
+    assert [f.energy_j.value for f in figures] == [101.5, 201.5, 301.5]
+
+
+@pytest.mark.parametrize("reason", ["thermal", "overridden", "clock-missed", "lease-lost", "failed"])
+def test_what_does_not_count_is_made_again_and_kept_aside(tmp_path, reason):
+    item = design().block(1, design().cells())[0]
+    lab = Lab({(item.key, 1): Discard(reason, "why"), (item.key, 2): Discard(reason, "why")})
+    run(tmp_path, design(), lab)
+    assert [attempt for made, attempt in lab.made if made == item] == [1, 2, 3]
+    record = read_history(tmp_path).records[item.key]
+    assert record.result is not None
+    assert [d.reason for d in record.discards] == [reason, reason]
+    assert sorted(p.name for p in (tmp_path / "discarded").iterdir()) == [f"{item.key}-1.h5", f"{item.key}-2.h5"]
+    assert {p.name for p in (tmp_path / "runs").iterdir()} & {f"{item.key}-1.h5", f"{item.key}-2.h5"} == set()
+
+
+def test_a_cell_without_memory_is_left_out_at_once(tmp_path):
+    item = design().block(0, design().cells())[1]
+    lab = Lab({(item.key, 1): Discard("out-of-memory", "CUDA out of memory")})
+    run(tmp_path, design(), lab)
+    assert sum(made.cell == item.cell for made, _ in lab.made) == 1
+    history = read_history(tmp_path)
+    assert history.left[item.cell.id].reason == "out-of-memory"
+    assert len(cell_figures(design(), history)) == 2
+
+
+def test_a_run_that_never_counts_is_given_up_and_the_rest_goes_on(tmp_path):
+    item = design().block(0, design().cells())[0]
+    lab = Lab({(item.key, n): Discard("thermal") for n in range(1, 9)})
+    run(tmp_path, design(), lab)
+    assert [attempt for made, attempt in lab.made if made == item] == [1, 2, 3]
+    assert read_history(tmp_path).records[item.key].is_given_up
+    assert len(lab.made) == 3 * 4 + 2
+
+
+def test_a_command_that_fails_every_time_ends_the_campaign(tmp_path):
+    keys = [i.key for n in range(4) for i in design().block(n, design().cells())]
+    lab = Lab({(key, n): Discard("failed", "status 1: no such file") for key in keys for n in range(1, 4)})
+    with pytest.raises(ConfigError, match="3 runs failed and none went well: status 1: no such file"):
+        run(tmp_path, design(), lab)
+
+
+def test_without_a_powerd_it_stops_with_one_line_and_goes_on_later(tmp_path):
+    item = design().block(2, design().cells())[1]
+    lab = Lab({(item.key, 1): Discard("unmeasured", "joules record: no powerd answers at tcp://board:7360")})
+    with pytest.raises(PeerError, match="no powerd answers.*resume"):
+        run(tmp_path, design(), lab)
+    done = len(lab.made)
+    run(tmp_path, design(), lab)
+    assert len(lab.made) == 3 * 4 + 1
+    assert lab.made[done] == (item, 2)
+    assert (tmp_path / "runs" / f"{item.key}-2.h5").exists()
+
+
+def test_a_full_disk_stops_it_with_one_line_and_it_goes_on_later(tmp_path, monkeypatch):
+    write, calls = os.write, itertools.count()
+
+    def full(descriptor, data):
+        if next(calls) >= 7:
+            raise OSError(28, "No space left on device")
+        return write(descriptor, data[:11])  # in pieces, as a disk that is nearly full takes them
+
+    lab = Lab()
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", full)
+        with pytest.raises(RunFileError, match=r"No space left on device.*resume"):
+            run(tmp_path, design(), lab)
+    assert next(calls) > 7  # the disk was full
+    assert all(line["event"] for line in events(tmp_path))  # and no half line is left
+    run(tmp_path, design(), lab)
+    assert [f.runs for f in cell_figures(design(), read_history(tmp_path))] == [4, 4, 4]
+
+
+def test_a_half_line_of_a_killed_runner_is_none(tmp_path):
+    run(tmp_path, design(), Lab())
+    whole = (tmp_path / NAME).read_bytes()
+    (tmp_path / NAME).write_bytes(whole[:-20])
+    lab = Lab()
+    run(tmp_path, design(), lab)
+    assert len(lab.made) == 1
+    assert [f.runs for f in cell_figures(design(), read_history(tmp_path))] == [4, 4, 4]
+
+
+def test_only_verified_files_as_they_were_are_trusted(tmp_path):
+    run(tmp_path, design(), Lab())
+    files = sorted((tmp_path / "runs").iterdir())
+    files[0].unlink()
+    files[1].write_bytes(b"another size")
+    lab = Lab()
+    run(tmp_path, design(), lab)
+    assert len(lab.made) == 2
+
+
+def test_one_runner_at_a_time(tmp_path):
+    with Journal(tmp_path), pytest.raises(RunFileError, match="a runner is at work"):
+        Journal(tmp_path)
+
+
+def test_another_design_does_not_go_on_in_the_same_folder(tmp_path):
+    run(tmp_path, design(), Lab())
+    with pytest.raises(ConfigError, match="another design"):
+        run(tmp_path, design(factors={"n": [1, 2]}), Lab())
+    lab = Lab()
+    run(tmp_path, design(repeats={"min": 5}), lab)
+    assert len(lab.made) == 3
+
+
+def test_cells_go_on_until_their_interval_is_narrow_with_their_reference(tmp_path):
+    class Noisy(Lab):
+        def run(self, item, attempt, file):
+            self.made.append((item, attempt))
+            spread = 0.2 if item.cell.levels["n"] == 3 else 1e-6
+            return Result(100.0 * (1 + spread * (-1) ** item.block), 1.0)
+
+    of = design(
+        repeats={"min": 3, "max": 9, "until": {"metric": "energy_j", "half_width": 0.01}},
+        order={"reference": {"n": 1}},
+    )
+    lab = Noisy()
+    run(tmp_path, of, lab)
+    assert [f.runs for f in cell_figures(of, read_history(tmp_path))] == [9, 3, 9]
+
+
+def test_runs_wait_until_the_card_is_cool_but_not_for_ever(tmp_path):
+    clock = Clock()
+    thermometer = Thermometer(clock)
+
+    class Heating(Lab):
+        def run(self, item, attempt, file):
+            thermometer.heated_c = 30 + clock.t_s - thermometer.start_c + 20  # each run leaves it at 50 degrees
+            return super().run(item, attempt, file)
+
+    of = design(guard={"start_within_c": 5, "cool_down_max_s": 8, "idle_gap_s": 2}, repeats={"min": 1})
+    run(tmp_path, of, Heating(), clock=clock, thermometer=thermometer)
+    assert clock.slept.count(2.0) == 3
+    notes = [r.result.note for r in read_history(tmp_path).records.values()]
+    assert notes.count("") == 1  # the first one
+    assert sum("above the first run" in note for note in notes) == 2
+    clock.slept.clear()
+    of = design(guard={"start_within_c": 5, "cool_down_max_s": 60}, repeats={"min": 2})
+    run(tmp_path, of, Heating(), clock=clock, thermometer=thermometer)
+    assert sum(clock.slept) >= 3 * 10
+    assert all("above" not in r.result.note for k, r in read_history(tmp_path).records.items() if k.endswith("-1"))
+
+
+def test_planted_heat_is_thrown_away_and_made_again(tmp_path):
+    of = design_of({
+        "campaign": {"name": "c", "command": ["train"]}, "factors": {"power_cap_w": [120, 180, "default"]},
+        "order": {"reference": {"power_cap_w": "default"}}, "repeats": {"min": 20},
+        "simulation": {"network": "vgg19", "iterations": 100, "noise": 0.0, "throttled": 0.2},
+    })  # fmt: skip
+    executor = Simulated.named(of, "sim:rtx6000")
+    with Journal(tmp_path) as journal:
+        resolved = begin(of, executor, journal)
+        Runner(resolved, Blocks(resolved), Simulated(resolved, executor.card), journal).run()
+    history = read_history(tmp_path)
+    discards = [d.reason for r in history.records.values() for d in r.discards]
+    assert set(discards) == {"thermal"}
+    assert 5 <= len(discards) <= 30
+    for figures in cell_figures(resolved, history):
+        assert figures.energy_j.u95 == pytest.approx(0.0, abs=1e-6)  # no slowed run is among them
+
+
+def test_a_runner_that_is_killed_at_a_hundred_moments_ends_with_the_same_result(tmp_path):
+    script = Path(__file__).parents[2] / "support" / "kill_campaign.py"
+    command = [sys.executable, "-P", script, tmp_path / "killed", "100"]
+    told = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=110)
+    kills = json.loads(told.stdout)
+    assert kills["killed"] == 100
+    assert kills["at different states"] > 30  # of the journal: the moments were spread
+    subprocess.run([sys.executable, "-P", script, tmp_path / "whole", "0"], check=True, capture_output=True, timeout=60)
+    results = []
+    for name in ("killed", "whole"):
+        records = read_history(tmp_path / name).records
+        # A run that was begun twice has another name; all else is the same.
+        results.append({key: replace(record.result, file="") for key, record in records.items() if record.result})
+    assert results[0] == results[1]
