@@ -12,7 +12,6 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from powerd_analytics.campaigns import stopping
 from powerd_analytics.campaigns.design import design_of
 from powerd_analytics.campaigns.executors import Simulated
 from powerd_analytics.campaigns.journal import NAME, Journal
@@ -56,7 +55,6 @@ def size(folder: Path) -> int:
 
 
 def main(folder: Path, kills: int) -> None:
-    stopping.factor(5)  # so that no child has to import what that needs
     draw, killed, states = random.Random(1), 0, set()
     for _ in range(kills):
         pid = os.fork()

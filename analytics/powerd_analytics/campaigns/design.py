@@ -353,6 +353,8 @@ def _check(design: Design) -> None:
         raise ConfigError("work.epochs goes with work.images: how many there are in an epoch")
     if not 1 <= design.repeats.min <= design.repeats.max:
         raise ConfigError(f"repeats: min {design.repeats.min} and max {design.repeats.max} must be 1 or more, and rise")
+    if design.repeats.until is not None and design.repeats.min < 2:
+        raise ConfigError("repeats.min: one run says nothing of its spread; with `until` it is 2 or more")
     for reason in design.guard.discard:
         if reason not in DISCARDS:
             raise ConfigError(f"guard.discard: {reason!r}{did_you_mean(reason, DISCARDS)}")

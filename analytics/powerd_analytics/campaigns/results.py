@@ -16,7 +16,7 @@ import numpy as np
 
 from powerd_analytics.campaigns.design import Cell, Design, Item
 from powerd_analytics.campaigns.journal import Discard, History, Result
-from powerd_analytics.campaigns.stopping import factor as stopping_factor
+from powerd_analytics.campaigns.stopping import QUANTILE_AFTER_LOOKS
 from powerd_analytics.energy.uncertainty import expanded, student
 from powerd_analytics.figures import ATTRIBUTE, COLUMNS, Frame, attribute_cell, frame_from, rows_of, worked_out
 from powerd_analytics.metrics import ed2p_js2, edp_js, eds
@@ -252,7 +252,9 @@ def _mean(values: Any, u_systematic: float, u_one: float | None, design: Design)
         return Mean(float(values[0]), float(expanded(u_one or 0.0, u_systematic)) if u_one or u_systematic else None)
     u = float(np.std(values, ddof=1) / sqrt(n))
     if design.repeats.until is not None:
-        u *= stopping_factor(n) / float(student(n - 1.0))
+        from scipy.special import stdtrit
+
+        u *= float(stdtrit(n - 1.0, QUANTILE_AFTER_LOOKS) / student(n - 1.0))
     return Mean(float(np.mean(values)), float(expanded(u, u_systematic, 0.0, n - 1.0 if u else inf)))
 
 

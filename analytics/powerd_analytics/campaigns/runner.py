@@ -12,11 +12,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
+from powerd_analytics.campaigns import stopping
 from powerd_analytics.campaigns.design import KNOBS, Cell, Design, Item
 from powerd_analytics.campaigns.executors import FAILED, OUT_OF_MEMORY, UNMEASURED, Executor, Local
 from powerd_analytics.campaigns.guard import Clock, NvmlThermometer, Thermometer, Wait, WallClock
 from powerd_analytics.campaigns.journal import Discard, History, Journal, Result
-from powerd_analytics.campaigns.stopping import is_narrow
 from powerd_core.errors import ConfigError, ControlError, PeerError, RunFileError
 from powerd_core.text import printable
 
@@ -58,16 +58,17 @@ class Blocks:
             return list(every)
         if repeats.until is None:
             return list(every) if number < repeats.max else []
-        wide = [cell for cell in every if cell.id not in history.left and not self._is_narrow(cell, number, history)]
+        wide = [cell for cell in every if cell.id not in history.left and not self._is_done(cell, number, history)]
         references = {r.id for cell in wide if (r := self.design.reference_of(cell)) is not None}
         return [cell for cell in every if cell in wide or cell.id in references]
 
-    def _is_narrow(self, cell: Cell, number: int, history: History) -> bool:
+    def _is_done(self, cell: Cell, number: int, history: History) -> bool:
         until = self.design.repeats.until
         assert until is not None
         records = [history.records.get(Item(cell, block, 0).key) for block in range(number)]
         results = [r.result for r in records if r is not None and r.result is not None]
-        return is_narrow([_value(result, until.metric) for result in results], until.half_width)
+        rule = stopping.Repeats(until.half_width, self.design.repeats.min, self.design.repeats.max)
+        return bool(results) and rule.is_done([_value(result, until.metric) for result in results])
 
     def planned(self, history: History) -> int:
         if self.only is not None:
