@@ -196,8 +196,11 @@ class Design:
             random.Random(f"{self.seed} {number}").shuffle(ordered)
         elif self.order == "abba" and number % 2:
             ordered.reverse()
-        seed = self.seed + (number if self.seed_of == "block" else 0)
-        return [Item(cell, number, seed) for cell in ordered]
+        return [Item(cell, number, self.seed_in(number)) for cell in ordered]
+
+    def seed_in(self, block: int) -> int:
+        """Of all runs of a block."""
+        return self.seed + (block if self.seed_of == "block" else 0)
 
     def argv(self, item: Item) -> list[str]:
         """The command of a run."""

@@ -29,6 +29,9 @@ from powerd_core.settings import UNITS
 
 TIE = 0.001
 """A setting is as good as the best where the metric may be this close to it: minima are flat."""
+CAP = "power_cap_w"
+FITTED_FROM = 5
+"""So many caps give a curve."""
 NAMES = ("cells", "minima", "ranges")
 LEAST = {"e": "E", "t": "time", "edp": "EDP", "ed2p": "ED2P", "eds:2": "EDS k=2", "eds:1.5": "EDS k=1.5"}
 _OF_MINIMA = ("e", "edp", "eds:2", "eds:1.5")
@@ -175,8 +178,6 @@ class Best:
 
     cell: Cell
     as_good: tuple[Cell, ...]
-    how: str = ""
-    """From what it was read, where that is more than the means."""
 
 
 def best_of(group: Group, metric: str) -> Best:
@@ -250,7 +251,28 @@ def minima_table(design: Design, history: History, figures: Sequence[CellFigures
 def chosen(design: Design, group: Group, metric: str) -> Best:
     """The best cell: read from a fitted curve where there are five caps or more and nothing else is turned, as the
     least of so many means is often not the least; else from the means."""
+    knobs = [name for name in design.factors if name in KNOBS]
+    if knobs == [CAP] and group.reference is not None and len(group.cells) >= FITTED_FROM:
+        return _fitted(design, group, group.reference, metric)
     return best_of(group, metric)
+
+
+def _fitted(design: Design, group: Group, reference: Cell, metric: str) -> Best:
+    """By the curve through all caps of the design. Of caps that were not run only the set of the best can speak."""
+    from powerd_analytics.campaigns.curve import Runs, fit
+
+    own = {n: v for n, v in reference.levels.items() if n != CAP}
+    by_cap = {float(c.levels[CAP]): c for c in design.cells() if own == {n: v for n, v in c.levels.items() if n != CAP}}
+    runs = [
+        (cap, r.energy_j, r.time_s, block)
+        for cap, cell in by_cap.items()
+        for block, r in group.runs.get(cell.id, {}).items()
+    ]
+    caps, joules, seconds, blocks = zip(*runs, strict=True)
+    curve = fit(Runs(caps, joules, seconds, blocks), sorted(by_cap), float(reference.levels[CAP]))
+    levels, ratios, _ = curve.values(metric)
+    best = min(set(caps), key=lambda cap: ratios[levels == cap][0])
+    return Best(by_cap[best], tuple(by_cap[cap] for cap in curve.best(metric).as_good))
 
 
 def _minimum(
@@ -263,7 +285,7 @@ def _minimum(
     }  # fmt: skip
     if f.ratios:
         row |= {"energy_pct": 100 * (f.ratios["e"].value - 1), "time_pct": 100 * (f.ratios["t"].value - 1)}
-    row["as_good"] = "; ".join(spans(as_good, group.cells, knob) for knob in knobs)
+    row["as_good"] = "; ".join(spans(as_good, (*group.cells, *as_good), knob) for knob in knobs)
     return row
 
 

@@ -113,13 +113,13 @@ class Measured:
 
 def measured(design: Design, history: History) -> list[Measured]:
     """The runs that count, block by block."""
-    found = []
-    for number in range(design.repeats.max):
-        for item in design.block(number, design.cells()):
-            record = history.records.get(item.key)
-            if record is not None and record.result is not None:
-                found.append(Measured(item, record.result))
-    return found
+    cells, found = {cell.id: cell for cell in design.cells()}, []
+    for key, record in history.records.items():
+        cell, _, block = key.rpartition("-")
+        if record.result is not None and cell in cells:
+            item = Item(cells[cell], int(block), design.seed_in(int(block)))
+            found.append(Measured(item, record.result))
+    return sorted(found, key=lambda m: m.item.block)
 
 
 def results_frame(design: Design, runs: Sequence[Measured]) -> Frame:

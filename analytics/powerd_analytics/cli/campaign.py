@@ -196,7 +196,7 @@ def resume(file: File, *, into: Into = None, on: On = "", url: Url = None, keys:
     return run(file, into=into, on=on, url=url, keys=keys)
 
 
-def _carry_out(design: Design, plan: Plan, executor: Executor, journal: Journal, file: Path) -> int:
+def _carry_out(design: Design, plan: Plan, executor: Executor, journal: Journal, file: Path | None) -> int:
     from powerd_analytics.campaigns.runner import Runner
 
     with Shown(design) as shown:
@@ -205,9 +205,12 @@ def _carry_out(design: Design, plan: Plan, executor: Executor, journal: Journal,
             runner.run()
         except KeyboardInterrupt:
             shown.close()
-            sys.stderr.write(f"joules campaign: stopped; `joules campaign resume {file}` goes on\n")
+            again = f"`joules campaign resume {file}`" if file else "the same command"
+            sys.stderr.write(f"joules campaign: stopped; {again} goes on\n")
             return 130
     history = journal.history
+    if file is None:
+        return 0
     missing = [str(cell) for cell in design.cells() if not _has_result(cell.id, history)]
     for text in missing[:10]:
         sys.stderr.write(f"joules campaign: no result of {text}\n")
@@ -353,3 +356,77 @@ def report(
     shared.refuse_existing(out, overwrite or output is None, [file])
     shared.write(out, lambda partial: write_report(c.design, c.history, partial), overwrite=True)
     print(out)
+
+
+@campaign.command
+def caps(
+    *command: Annotated[str, Parameter(help="The training, after --.", allow_leading_hyphen=True)],
+    gpu: Annotated[str, Parameter(help="Whose cap: 0, several as 0,1; those that may be used without it.")] = "",
+    step: Annotated[float, Parameter(help="Watts between two caps.")] = 5.0,
+    from_: Annotated[float | None, Parameter(name="--from", help="Least cap in W; the GPU's without it.")] = None,
+    to: Annotated[float | None, Parameter(help="Greatest cap in W; the GPU's without it.")] = None,
+    repeats: Annotated[int, Parameter(help="Runs at each cap of the grid.")] = 5,
+    adaptive: Annotated[
+        bool,
+        Parameter(negative="", help="Five caps twice, then where a run tells most; the grid if that is not enough."),
+    ] = False,
+    metric: Annotated[str, Parameter(help="What is to be least: e, edp, ed2p, eds:2, eds:1.5.")] = "edp",
+    into: Annotated[Path, Parameter(help="Its folder; one that was begun goes on.")] = Path("caps"),
+    seed: Annotated[int, Parameter(help="Of the orders of the blocks.")] = 1,
+    on: On = "",
+    network: Annotated[str, Parameter(help="With --on: what is trained, as vgg19.")] = "resnet50",
+    url: Url = None,
+    keys: shared.Keys = None,
+) -> int:
+    """Find the best power cap for a training.
+
+    Prints the table of the caps, the best ones with those as good, and the command
+    to train with.
+
+    For example:
+
+      joules campaign caps --gpu 0 --step 5 -- python train.py --epochs 1
+
+      joules campaign caps --adaptive --metric edp -- python train.py --epochs 1
+    """
+    from powerd_analytics.campaigns.caps import Rounds, caps_design, levels_of, metric_of, promise_text, train_command
+    from powerd_analytics.campaigns.design import Simulation
+    from powerd_analytics.campaigns.executors import Simulated, knob_ranges
+    from powerd_analytics.campaigns.journal import Journal
+    from powerd_analytics.campaigns.layouts import campaign_tables, chosen, groups_of
+    from powerd_analytics.campaigns.runner import Blocks, begin
+    from powerd_core.gpu_physics import CARDS
+
+    if not command and not on:
+        raise ConfigError("nothing to train: give the command after --: `joules campaign caps -- python train.py`")
+    words = list(command) or ["python", "train.py"]
+    metric_of(metric)
+    devices = ",".join(name if name.startswith("gpu") else f"gpu{name}" for name in gpu.split(",") if name)
+    simulation = Simulation(network=network, iterations=250)
+    draft = caps_design(words, [1], 1, max(repeats, 1), devices, seed, simulation)
+    ranges = Simulated.named(draft, on).ranges() if on else knob_ranges(devices)
+    if "power_cap_w" not in ranges:
+        raise ConfigError(
+            f"no GPU here has a power cap that can be set; {', '.join(f'--on sim:{c}' for c in CARDS)} try it"
+        )
+    range_of = ranges["power_cap_w"]
+    levels = levels_of(range_of, step, from_, to)
+    default_w = range_of.default if isinstance(range_of.default, float) else range_of.greatest
+    design = caps_design(words, levels, default_w, max(repeats, 1), devices, seed, simulation)
+    with Journal(into) as journal:
+        executor = _executor(design, on, url, keys, journal.lock)
+        design = begin(design, executor, journal)
+        rounds = Rounds(design, metric)
+        status = _carry_out(design, rounds if adaptive else Blocks(design), executor, journal, None)
+        if status > 1:
+            return status
+        history = journal.history
+    for text in shared.tables_text(campaign_tables(design, history, ("cells", "minima")), "text", None, 80), "\n":
+        shared.put_out(text, None, overwrite=False)
+    verdict = rounds.verdict(history) if adaptive else None
+    if verdict is not None:
+        print(promise_text(verdict, metric))
+    for group in groups_of(design, history):
+        best = chosen(design, group, metric).cell.levels["power_cap_w"]
+        print(f"to train with the least {metric}: {train_command(float(best), devices, words)}")
+    return status

@@ -1,0 +1,143 @@
+"""The quick exploration of power caps: the whole grid, or rounds that go where a run tells most.
+
+`joules campaign caps` makes of a plain command a campaign with one factor, the cap. An adaptive one begins with five
+caps twice (`adaptive`); where it cannot promise a best cap, it goes on to the grid.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from powerd_analytics.campaigns.adaptive import Adaptive, Verdict
+from powerd_analytics.campaigns.design import Cell, Control, Design, Guard, Item, Repeats, Simulation
+from powerd_analytics.campaigns.journal import History
+from powerd_core.errors import ConfigError
+from powerd_core.lease import Range
+
+FACTOR = "power_cap_w"
+_MOST_TWICE = 1000
+"""Blocks from this number on hold what a round has a second time, and so on."""
+
+
+def levels_of(caps: Range, step_w: float, from_w: float | None, to_w: float | None) -> list[int | float]:
+    """The levels of the grid in watts: from the greatest down by the step, and the default. Raises `ConfigError`."""
+    least, greatest = from_w or caps.least, to_w or caps.greatest
+    if step_w <= 0 or not caps.least <= least < greatest <= caps.greatest:
+        raise ConfigError(
+            f"caps from {least:g} to {greatest:g} W by {step_w:g} W: they can be set from {caps.least:g} to "
+            f"{caps.greatest:g} W, by a step above 0"
+        )
+    count = int((greatest - least) / step_w + 1e-9)
+    levels = {round(greatest - i * step_w, 3) for i in range(count + 1)}
+    levels |= {float(caps.default)} if isinstance(caps.default, float) else {greatest}
+    return [int(level) if float(level).is_integer() else level for level in sorted(levels)]
+
+
+def caps_design(
+    command: Sequence[str], levels: Sequence[int | float], default_w: float, repeats: int, devices: str, seed: int,
+    simulation: Simulation,
+) -> Design:  # fmt: skip
+    """The campaign of a command over caps."""
+    escaped = tuple(word.replace("{", "{{").replace("}", "}}") for word in command)
+    default = int(default_w) if float(default_w).is_integer() else default_w
+    return Design(
+        name="caps",
+        command=escaped,
+        factors={FACTOR: tuple(levels)},
+        reference={FACTOR: default},
+        seed=seed,
+        repeats=Repeats(repeats, repeats),
+        guard=Guard(),
+        control=Control(devices),
+        simulation=simulation,
+    )
+
+
+class Rounds:
+    """The plan of an adaptive sweep: what the journal holds decides what comes next, so a killed one goes on."""
+
+    def __init__(self, design: Design, metric: str) -> None:
+        (default,) = design.reference.values()
+        self.design = design
+        self._cells = {float(cell.levels[FACTOR]): cell for cell in design.cells()}
+        self._adaptive = Adaptive(sorted(self._cells), float(default), metric, design.seed)
+        self._round = 0
+
+    def next_block(self, history: History) -> list[Item]:
+        verdict = self.verdict(history)
+        if verdict is not None:
+            return [] if verdict.is_promised else self._of_grid(verdict, history)
+        items = self._of_round()
+        if given_up := [item for item in items if history.record(item).is_given_up]:
+            raise ConfigError(f"no run at {given_up[0].cell} counts: the rounds cannot go on without it")
+        return [item for item in items if not history.record(item).is_done]
+
+    def planned(self, history: History) -> int:
+        """Of this round; the rest depends on what it gives."""
+        return history.done + len(self.next_block(history))
+
+    def verdict(self, history: History) -> Verdict | None:
+        """How the rounds ended, after all that the journal holds of them; None while they go on."""
+        while items := self._of_round():
+            results = [history.record(item).result for item in items]
+            for item, result in zip(items, results, strict=True) if all(results) else ():
+                assert result is not None
+                self._adaptive.observe(float(item.cell.levels[FACTOR]), result.energy_j, result.time_s)
+            if not all(results):
+                return None
+            self._round += 1
+        return self._adaptive.verdict
+
+    def _of_round(self) -> list[Item]:
+        caps = self._adaptive.next_round() or []
+        return self._items(self._round, [self._cells[cap] for cap in caps])
+
+    def _items(self, number: int, cells: Sequence[Cell]) -> list[Item]:
+        """The runs of a round; what it has twice is in another block the second time."""
+        items: list[Item] = []
+        for cell in cells:
+            twice = sum(other.cell == cell for other in items)
+            block = number + _MOST_TWICE * twice
+            items.append(Item(cell, block, self.design.seed + block))
+        return items
+
+    def _of_grid(self, verdict: Verdict, history: History) -> list[Item]:
+        """The next block of the grid: each cap that has too few runs yet, once."""
+        missing = dict(verdict.remaining)
+        for block in range(_MOST_TWICE // 2, _MOST_TWICE // 2 + self.design.repeats.max):
+            at = block - _MOST_TWICE // 2
+            cells = [cell for cell in self.design.cells() if missing.get(float(cell.levels[FACTOR]), 0) > at]
+            items = self.design.block(block, cells)
+            todo = [item for item in items if not history.record(item).is_done and item.cell.id not in history.left]
+            if todo:
+                return todo
+        return []
+
+
+def promise_text(verdict: Verdict, metric: str) -> str:
+    """What the rounds can promise, as a sentence."""
+    if verdict.is_promised:
+        return (
+            f"after {verdict.runs} runs: at {verdict.cap_w:g} W the {metric} is within {100 * verdict.excess:.2g} % of "
+            "the least that any cap has (95 %)"
+        )
+    return (
+        f"after {verdict.runs} runs no cap can be promised to be within 0.5 % of the least {metric} "
+        f"(so far {verdict.cap_w:g} W, within {100 * verdict.excess:.2g} %): the whole grid was measured"
+    )
+
+
+def train_command(cap_w: float, devices: str, command: Sequence[str]) -> str:
+    """What to type to train at a cap."""
+    from shlex import join
+
+    of = f" --devices {devices}" if devices else ""
+    return f"joules record --power-cap {cap_w:g}{of} -- {join(command)}"
+
+
+def metric_of(name: str) -> str:
+    """Raises `AnalysisError` for a metric that `curve` does not know."""
+    from powerd_analytics.campaigns.curve import Metric
+
+    Metric.parse(name)
+    return name
