@@ -1,0 +1,94 @@
+"""How many repeats: until each cell's interval is narrow enough, and what the interval is worth after that.
+
+An interval that is looked at after every repeat, and ends them when it is narrow, holds the mean less often than it
+says: a plain 95 % interval of Student's t holds it in 92 to 95 %. The repeats therefore end on the interval of
+t(0.985), and that interval is what is reported as 95 % after stopping. In simulations with 5 to 20 repeats it holds the
+mean in 95 to 97 %, also where cells differ in noise and where tails are heavy; where the noise is skewed as an
+exponential no rule does (87 to 91 %).
+
+Each cell is judged by its own spread. One spread pooled over all cells would be too small for the noisiest of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy.special import stdtrit
+
+from powerd_core.errors import AnalysisError
+
+QUANTILE_AFTER_LOOKS, QUANTILE = 0.985, 0.975
+"""Of Student's t, for 95 %: where the repeats end by a look at the interval, and where their number was fixed."""
+
+Cell = TypeVar("Cell", bound=Hashable)
+Block = TypeVar("Block", bound=Hashable)
+
+
+class Interval(NamedTuple):
+    """The mean of a cell's repeats, and the half width of its 95 % interval."""
+
+    mean: float
+    u95: float
+    """NaN for a single repeat."""
+    runs: int
+    is_narrow: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Repeats:
+    """When a cell has repeats enough. Raises `AnalysisError` for a rule that cannot be followed."""
+
+    half_width: float
+    """As a share of the mean."""
+    least: int = 5
+    most: int = 20
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.half_width) and self.half_width > 0):
+            raise AnalysisError(f"the half width is {self.half_width}: it must be above 0, 0.01 for 1 %")
+        if not 2 <= self.least <= self.most:
+            raise AnalysisError(f"{self.least} to {self.most} repeats: needs at least 2, and no fewer at most")
+
+    def interval(self, values: ArrayLike) -> Interval:
+        """Of a cell's values, all above 0 and of one kind: joules, seconds, or their ratio to the reference's.
+
+        Raises `AnalysisError` for none, and for values that are not above 0.
+        """
+        x = np.asarray(values, np.float64)
+        if x.ndim != 1 or not len(x) or not (np.isfinite(x) & (x > 0)).all():
+            raise AnalysisError("repeats of a cell: needs at least one value, all of them above 0")
+        mean, n = float(x.mean()), len(x)
+        if n == 1:
+            return Interval(mean, math.nan, n, False)
+        quantile = QUANTILE if self.least == self.most else QUANTILE_AFTER_LOOKS
+        u95 = float(stdtrit(n - 1, quantile) * x.std(ddof=1) / math.sqrt(n))
+        return Interval(mean, u95, n, u95 <= self.half_width * mean)
+
+    def is_done(self, values: ArrayLike) -> bool:
+        """Whether a cell needs no more repeats: its interval is narrow enough, or it has the most."""
+        n = np.size(values)
+        return n >= self.least and (n >= self.most or self.interval(values).is_narrow)
+
+    def to_go_on(self, cells: Mapping[Cell, ArrayLike]) -> list[Cell]:
+        """The cells of the next block, in their order: those that need more repeats."""
+        return [cell for cell, values in cells.items() if not self.is_done(values)]
+
+    def wide(self, cells: Mapping[Cell, ArrayLike]) -> list[Cell]:
+        """The cells that have the most repeats, and whose interval is still too wide."""
+        ended = [cell for cell, values in cells.items() if np.size(values) >= self.most]
+        return [cell for cell in ended if not self.interval(cells[cell]).is_narrow]
+
+
+def ratio_to_reference(
+    values: Sequence[float], blocks: Sequence[Block], reference: Mapping[Block, float]
+) -> list[float]:
+    """A cell's values over the reference's of the same block, which takes off what drifts from block to block.
+
+    ``blocks`` are those of the values. Values of a block whose reference was not measured are left out.
+    """
+    return [value / reference[block] for value, block in zip(values, blocks, strict=True) if block in reference]
