@@ -1,8 +1,8 @@
 """Campaigns on simulated cards whose true curves are known: the choice of a cap, its sets, rounds, drift and stopping.
 
 Each row is printed beside its target. Networks and card are those of Table 2 of Krzywaniak et al. (2022); a grid is 33
-caps run five times, in randomised blocks. Noise is independent in every run, of energy and of time. Six more cards
-disobey the form that is fitted.
+caps run five times, in randomised blocks. Noise is independent in every run, of energy and of time. Seven more
+cards disobey the form that is fitted.
 
     python benchmarks/bench_choice.py
     python benchmarks/bench_choice.py --parts choice sets adaptive --campaigns 100
@@ -29,7 +29,7 @@ Values = NDArray[np.float64]
 CAPS = list(range(100, 261, 5))
 DEFAULT_W, PASSES = 260.0, 5
 METRICS = ("e", "edp", "eds:2", "eds:1.5")
-WIDEST_W = {"e": 10, "edp": 20, "eds:2": 30, "eds:1.5": 50}
+WIDEST_W = {"e": 10.0, "edp": 20.0, "eds:2": 30.0, "eds:1.5": 50.0}
 """Of a set at 1 % noise, in the mean."""
 CHOSEN_WITHIN, PROMISED_WITHIN = 0.003, 0.005
 
@@ -82,14 +82,14 @@ def busy_of(network: Network, f: Values = F) -> Values:
 
 
 def other_smooth(network: Network) -> Truth:
-    """Power as the clock to 2.6, and memory and core that overlap."""
+    """A part of the power as the clock, the rest as its cube, and memory and core that overlap."""
     core, memory = (1 - network.memory) / F, np.full_like(F, network.memory)
     busy = (1 - network.waiting) * (core**2.5 + memory**2.5) ** (1 / 2.5)
-    return swept(network, RTX_6000.floor_w + network.busy_w * F**2.6, busy, network.waiting)
+    return swept(network, RTX_6000.floor_w + network.busy_w * (0.4 * F + 0.6 * F**3), busy, network.waiting)
 
 
 def leaking(network: Network) -> Truth:
-    """A floor that grows with the mean power, as a warm chip's: 0.18 K and 0.3 % of the floor for each watt and kelvin."""
+    """A floor that grows with the mean power, as a warm chip's: 0.18 K for each watt, 0.3 % for each kelvin."""
     at = obedient(network)
     for _ in range(20):
         warm_k = RTX_6000.warming_k_per_w * at.energy / at.time
@@ -103,10 +103,14 @@ def leaking(network: Network) -> Truth:
     return at
 
 
-def staircase(network: Network) -> Truth:
-    """A voltage in eight steps: within a step more clock is cheap, at its end the cap holds the clock."""
-    v = V[np.minimum(np.ceil(np.arange(len(F)) / len(F) * 8).astype(int) * (len(F) // 8), len(F) - 1)]
-    return swept(network, RTX_6000.floor_w + network.busy_w * F * v**2, busy_of(network), network.waiting)
+def staircase(network: Network, step_v: float = 0.00625) -> Truth:
+    """A voltage in steps, upwards, of 1.05 V at full clock, at clocks 15 MHz apart between which the card dithers.
+    Boards have steps of 6.25 mV."""
+    clocks = np.array(RTX_6000.core_mhz) / RTX_6000.core_mhz[-1]
+    step = step_v / 1.05
+    v = 1 - np.floor((1 - np.interp(clocks, F, V)) / step + 1e-9) * step
+    power_w = np.interp(F, clocks, RTX_6000.floor_w + network.busy_w * clocks * v**2)
+    return swept(network, power_w, busy_of(network), network.waiting)
 
 
 def overlapping(network: Network) -> Truth:
@@ -142,7 +146,10 @@ OTHER_CARDS: dict[str, Callable[[Network], Truth]] = {
     "overlapping loader": overlapping,
     "jump at the minimum": jumping,
     "steps of 45 MHz": stepping,
+    "staircase of 25 mV": lambda network: staircase(network, 0.025),
 }
+JUMPS = ("jump at the minimum", "steps of 45 MHz", "staircase of 25 mV")
+"""Cards whose curves jump where they are least. The last has four times the voltage steps that boards have."""
 TRUTHS = {name: {n: card(network) for n, network in NETWORKS.items()} for name, card in OTHER_CARDS.items()}
 OBEDIENT = {n: obedient(network) for n, network in NETWORKS.items()}
 FITTED_CARDS: dict[str, Card | None] = {"known": RTX_6000, "free": None}
@@ -154,12 +161,12 @@ FITTED_CARDS: dict[str, Card | None] = {"known": RTX_6000, "free": None}
 MISSED: list[str] = []
 
 
-def row(claim: str, measured: str, target: str, is_met: bool | None = None) -> None:
+def row(claim: str, measured: str, target: str, is_met: bool | np.bool_ | None = None) -> None:
     """One line; ``is_met`` None: no target."""
     note = "" if is_met is None else "met" if is_met else "MISSED"
-    if is_met is False:
+    if note == "MISSED":
         MISSED.append(claim)
-    print(f"{claim:<62}{measured:<54}{target:<34}{note}", flush=True)
+    print(f"{claim:<68}{measured:<58}{target:<26}{note}", flush=True)
 
 
 def campaigns(
@@ -203,11 +210,15 @@ def choice(arguments: Any) -> None:
                 within[0] >= 95,
             )
             row(f"{title}: form rejected", f"{rejected:.1f} %", "1 %")
-            sets(title, curves, noise)
+            sets(title, curves, widest_w=WIDEST_W if noise == 0.01 else None)
 
 
-def sets(title: str, curves: Sequence[tuple[Truth, CapCurve]], noise: float, least_overall: float = 93) -> None:
-    """Whether sets hold a true minimum, and how wide they are; ``curves`` go network by network."""
+def sets(
+    title: str,
+    curves: Sequence[tuple[Truth, CapCurve]],
+    widest_w: dict[str, float] | None = None,
+) -> None:
+    """In how many campaigns sets hold a true minimum, and how wide they are; ``curves`` go network by network."""
     for metric in METRICS:
         holds, widths = [], []
         for truth, curve in curves:
@@ -216,13 +227,11 @@ def sets(title: str, curves: Sequence[tuple[Truth, CapCurve]], noise: float, lea
             widths.append(as_good[-1] - as_good[0])
         overall, width = 100 * float(np.mean(holds)), float(np.mean(widths))
         worst = 100 * float(np.reshape(holds, (len(NETWORKS), -1)).mean(axis=1).min())
-        is_wide = noise == 0.01 and width > WIDEST_W[metric]
-        is_met = overall >= least_overall and worst >= 85
-        target = f">= {least_overall:.0f} %, worst 85"
-        if (noise == 0.01 and "card known" in title) or "card free" in title:
-            is_met, target = is_met and not is_wide, f"{target}" + (f", {WIDEST_W[metric]} W" if noise == 0.01 else "")
+        is_met, target = overall >= 93 and worst >= 85, ">= 93 %, worst 85"
+        if widest_w:
+            is_met, target = is_met and width <= widest_w[metric], f"{target}, <= {widest_w[metric]:g} W"
         row(
-            f"{title}: set of {metric} holds a minimum",
+            f"{title}: set of {metric}",
             f"{overall:.1f} %, worst network {worst:.0f} %, mean width {width:.1f} W",
             target,
             is_met,
@@ -240,7 +249,7 @@ def other_sets(arguments: Any) -> None:
                 ]
                 rejected = 100 * np.mean([not curve.is_form_kept for _, curve in curves])
                 title = f"{name}, {card_name}, {100 * noise:g} % ({rejected:.0f} % rejected)"
-                sets(title, curves, noise)
+                sets(title, curves)
 
 
 # (c): rounds
@@ -281,7 +290,8 @@ def adaptive(arguments: Any) -> None:
                 OBEDIENT, noise, card, arguments.campaigns, arguments.seed + 1, title
             )
             within, share = 100 * float(np.mean(excess <= PROMISED_WITHIN)), 100 * float(promised.mean())
-            row(f"{title}: EDP within 0.5 %", f"{within:.1f} %", ">= 95 %", within >= 95)
+            is_met = within >= 95 if noise <= 0.01 else None
+            row(f"{title}: EDP within 0.5 %", f"{within:.1f} %", "" if is_met is None else ">= 95 %", is_met)
             row(f"{title}: promised", f"{share:.1f} %", f">= {least_promised} %", share >= least_promised)
             is_met = before.mean() <= 1 / 8 if noise == 0.01 else None
             row(
@@ -290,18 +300,18 @@ def adaptive(arguments: Any) -> None:
                 "<= 0.125" if noise == 0.01 else "",
                 is_met,
             )
-    for name, truths in list(TRUTHS.items())[:5]:
+    for name, truths in TRUTHS.items():
         for noise in arguments.noises:
             for card_name, card in FITTED_CARDS.items():
                 title = f"{name}, {card_name}, {100 * noise:g} %"
                 excess, promised, _, _ = outcomes(truths, noise, card, arguments.others, arguments.seed + 2, title)
-                broken = 100 * float(np.sum((excess > PROMISED_WITHIN) & (promised > 0)) / max(1, promised.sum()))
-                most = 10 if name.startswith("jump") else 5
+                broken = (excess > PROMISED_WITHIN) & (promised > 0)
+                share, most = 100 * float(broken.mean()), 10 if name in JUMPS else 5
                 row(
-                    f"{title}: promises broken",
-                    f"{broken:.1f} % of {int(promised.sum())} promises in {len(promised)} campaigns",
-                    f"<= {most} %",
-                    broken <= most if noise <= 0.01 else None,
+                    f"{title}: campaigns with a broken promise",
+                    f"{share:.1f} % of {len(promised)} ({int(broken.sum())} of {int(promised.sum())} promises)",
+                    f"<= {most} %" if noise <= 0.01 else "",
+                    share <= most if noise <= 0.01 else None,
                 )
 
 
@@ -317,30 +327,39 @@ def drift(arguments: Any) -> None:
     }
     limits = {"linear": 0.4, "a step": 0.7}
     for name, levels in drifts.items():
-        rng, biases = np.random.default_rng(arguments.seed), []
-        for _ in range(arguments.orders):
-            order = np.concatenate([block * cells + rng.permutation(cells) for block in range(PASSES)])
-            biases.append(_bias(order, levels))
-        over_orders = np.abs(np.mean(biases, axis=0))
-        worst = 100 * float(np.abs(biases).max())
-        row(
-            f"drift of 3 %, {name}: bias, mean over {arguments.orders} orders",
-            f"{100 * over_orders.mean():.3f} %, worst cap {100 * over_orders.max():.3f} %",
-            "< 0.1 %",
-            100 * over_orders.max() < 0.1,
-        )
-        row(
-            f"drift of 3 %, {name}: worst cell of one campaign",
-            f"{worst:.2f} %",
-            f"< {limits[name]} %",
-            worst < limits[name],
-        )
-        inside = np.arange(runs).reshape(PASSES, cells).T.ravel()
-        row(
-            f"drift of 3 %, {name}: repeats inside a cell",
-            f"{100 * np.abs(_bias(inside, levels)).max():.1f} %",
-            "2.9 %",
-        )
+        for order_name, blocks in (("random", _random_blocks), ("mirrored", _mirrored_blocks)):
+            rng = np.random.default_rng(arguments.seed)
+            biases = [_bias(blocks(cells, rng), levels) for _ in range(arguments.orders)]
+            mean = 100 * np.abs(np.mean(biases, axis=0))
+            worst = 100 * np.abs(biases).max(axis=1)
+            title = f"drift of 3 %, {name}, {order_name} blocks"
+            row(
+                f"{title}: mean of {arguments.orders} orders",
+                f"{mean.mean():.3f} %, worst cap {mean.max():.3f} %",
+                "< 0.1 %",
+                mean.mean() < 0.1,
+            )
+            row(
+                f"{title}: worst cap of a campaign",
+                f"half {np.median(worst):.2f} %, 95 % {np.quantile(worst, 0.95):.2f} %, all {worst.max():.2f} %",
+                f"< {limits[name]} %",
+                worst.max() < limits[name],
+            )
+        from_the_default = np.arange(runs).reshape(PASSES, cells).T[::-1].ravel()
+        bias = 100 * np.abs(_bias(from_the_default, levels)).max()
+        row(f"drift of 3 %, {name}: repeats inside a cell", f"{bias:.1f} %", "2.9 %")
+
+
+def _random_blocks(cells: int, rng: np.random.Generator) -> NDArray[np.intp]:
+    return np.concatenate([block * cells + rng.permutation(cells) for block in range(PASSES)])
+
+
+def _mirrored_blocks(cells: int, rng: np.random.Generator) -> NDArray[np.intp]:
+    """Every second block goes in the order of the one before, backwards."""
+    orders: list[NDArray[np.intp]] = []
+    for block in range(PASSES):
+        orders.append(orders[-1][::-1] if block % 2 else rng.permutation(cells))
+    return np.concatenate([block * cells + order for block, order in enumerate(orders)])
 
 
 def _bias(order: NDArray[np.intp], levels: Values) -> Values:

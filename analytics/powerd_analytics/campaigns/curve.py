@@ -7,15 +7,17 @@ The fit is of the form of `powerd_core.gpu_physics` to ln E and ln t together:
     ln t = ln T + ln(w + b)                              f the greatest clock with P_busy(f) <= cap
 
 ``u``, ``w``, ``m``, ``T`` and a gain ``g`` (1 within 3 %) belong to the training; ``P0``, ``fk``, ``kv`` and ``P_wait``
-belong to the card, and have weak priors where the card is not known. The form is linearised at the fit. What is known
-of the curve is then a Gaussian process whose covariance is that of the form's parameters.
+belong to the card. Their priors are narrow where the card is known and weak where it is not. The form is linearised at
+the fit. What is known of the curve is then a Gaussian process whose covariance is that of the form's parameters.
 
-A card may disobey the form. Where chi-squared rejects the form (p < 0.01), a smooth deviation delta(cap) is added:
+A card may disobey the form. A deviation delta(cap) from it is a Gaussian process, too:
 
-    delta ~ GP(0, a^2 exp(-(ln c - ln c')^2 / 2 l^2))    of ln E and of ln t, a and l by marginal likelihood
+    delta ~ GP(0, a^2 exp(-(ln c - ln c')^2 / 2 l^2))    of ln E and of ln t
 
-(Rasmussen and Williams, "Gaussian processes for machine learning", 2006, sections 2.7 and 5.4.1). Caps are as good as
-the best by the difference of ln M from the best cap's, whose 2.5 % quantile must not exceed 0.001.
+with a = 0.1 % for what no test would find, and another one where chi-squared rejects the form (p < 0.01), with a and l
+by marginal likelihood (Rasmussen and Williams, "Gaussian processes for machine learning", 2006, 2.7 and 5.4.1).
+
+Caps are as good as the best by the difference of ln M from the best cap's, whose 2.5 % quantile must not exceed 0.001.
 """
 
 from __future__ import annotations
@@ -45,12 +47,16 @@ BLOCK_SD = 0.012
 """By how much the level differs between blocks, before anything was measured."""
 NOISE_SD, NOISE_FREEDOM = 0.01, 4.0
 """What is known of a run's noise beforehand, and as how many degrees of freedom it counts where repeats are few."""
-ENOUGH_FREEDOM = 10
+ALIKE = 8.0
+"""As how many degrees of freedom it counts, where repeats are few, that noise of energy and time are alike."""
+ENOUGH_FREEDOM = 30
 """With so many degrees of freedom of their own, repeats alone tell the noise."""
 LEAST_NOISE = 1e-4
 AMPLITUDES = (0.003, 0.01, 0.02, 0.04, 0.08)
 LENGTHS = (0.03, 0.08, 0.25)
 """a and l of the deviation from the form; l is of ln cap."""
+UNSEEN, UNSEEN_LENGTH = 0.001, 0.03
+"""a and l of what a form that is not rejected may still be off, as by the steps of a card's voltage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +250,8 @@ class CapCurve:
     def _sd(self, slopes: Values, i: int) -> Values:
         """[L] standard uncertainty of the difference of ln M from that at level ``i``."""
         differences = slopes - slopes[i]
-        return np.sqrt(np.maximum(np.einsum("ij,jk,ik->i", differences, self.covariance, differences), 0.0))
+        sd: Values = np.sqrt(np.maximum(np.einsum("ij,jk,ik->i", differences, self.covariance, differences), 0.0))
+        return sd
 
     def _near_in_means(self, metric: Metric) -> NDArray[np.bool_]:
         """[L] whether the mean of the runs at a level is within chance of the least mean: Student's t, the spread
@@ -279,13 +286,16 @@ def curve_of(
     levels = _levels(levels_w)
     if not (levels == default_w).any():
         raise AnalysisError(f"the default of {default_w:g} W is none of the levels: add it")
-    form = _Form(levels, default_w, card)
+    form = _Form(levels, default_w, card, math.exp(cells.mean[len(cells.caps_w) :].min()))
     at = np.searchsorted(levels, cells.caps_w)
     rows = np.concatenate([at, len(levels) + at])
     theta, jacobian = form.most_probable(cells, rows)
     misfit, freedom = _misfit(cells, form, theta, jacobian[rows])
     p = float(fdtrc(freedom, 2 * cells.freedom, misfit / freedom)) if freedom >= 1 else math.nan
-    prior = form.prior_curve(theta, jacobian)
+    mean, covariance = form.prior_curve(theta, jacobian)
+    if not guarded:  # The other deviation is never less than AMPLITUDES[0].
+        covariance = covariance + _deviation(levels, UNSEEN_LENGTH, UNSEEN)
+    prior = mean, covariance
     if guarded or p < REJECTED_BELOW:
         process = _guarded(prior, cells, rows, levels)
         return CapCurve(levels, default_w, process.mean, process.covariance, cells, p, process.deviation)
@@ -326,13 +336,18 @@ def cells_of(runs: Runs, levels_w: Sequence[float]) -> Cells:
 
 
 def _noise(y: Values, effects: Values) -> tuple[Values, float]:
-    """Covariance [2, 2] of what caps and blocks leave of ln E and ln t [N, 2], and its degrees of freedom."""
+    """Covariance [2, 2] of what caps and blocks leave of ln E and ln t [N, 2], and its degrees of freedom.
+
+    Where repeats are few, one variance is estimated from both with what is known beforehand, and the covariance is
+    drawn towards it."""
     residual = y - effects @ np.linalg.lstsq(effects, y, rcond=None)[0]
-    freedom = len(y) - int(np.linalg.matrix_rank(effects))
+    freedom = float(len(y) - int(np.linalg.matrix_rank(effects)))
     squares = residual.T @ residual
     if freedom < ENOUGH_FREEDOM:
-        squares, freedom = squares + NOISE_FREEDOM * NOISE_SD**2 * np.eye(2), freedom + int(NOISE_FREEDOM)
-    return squares / freedom + LEAST_NOISE**2 * np.eye(2), float(freedom)
+        both = NOISE_FREEDOM + 2 * freedom
+        variance = (NOISE_FREEDOM * NOISE_SD**2 + float(np.trace(squares))) / both
+        squares, freedom = squares + ALIKE * variance * np.eye(2), freedom + ALIKE
+    return squares / freedom + LEAST_NOISE**2 * np.eye(2), freedom
 
 
 def _levels(levels_w: Sequence[float]) -> Values:
@@ -360,35 +375,40 @@ class _Prior(NamedTuple):
 
 
 LEAST_F = 0.1
-OF_TRAINING = 5
-"""Parameters of a training stand first: ln u, logit w, logit m, ln T, ln g. Then ln P0, fk, ln kv, ln P_wait."""
+"""Of a card that is not known."""
+LOG_TIME = 3
+"""Which parameter is ln T."""
+KNOWN_SD = (0.05, 0.02, 0.1, 0.1)
+"""How far a board's ln P0, fk, ln kv and ln P_wait are from those of its model."""
 
 
 class _Form:
-    """The form at given levels, with what is known of its parameters beforehand."""
+    """The form at given levels, with what is known of its parameters beforehand.
 
-    def __init__(self, levels_w: Values, default_w: float, card: Card | None) -> None:
+    Parameters: ln u, logit w, logit m, ln T, ln g, ln P0, fk, ln kv, ln P_wait.
+    """
+
+    def __init__(self, levels_w: Values, default_w: float, card: Card | None, least_time_s: float) -> None:
         self.levels_w, self.least_f = levels_w, card.least_f if card else LEAST_F
-        of_training = (
-            _Prior(math.log(0.7 * default_w), 0.6),
-            _Prior(-1.7, 1.3),
-            _Prior(0.3, 1.0),
-            _Prior(0.0, 1.0),  # of ln T, moved to the seconds that were measured
-            _Prior(0.0, 0.03),
-        )
         # Shares of the default cap, and constants, of the cards that `gpu_physics` knows.
-        of_card = (
+        of_card = [
             _Prior(math.log(0.2 * default_w), 0.4),
             _Prior(0.5, 0.08),
             _Prior(math.log(1.4), 0.5),
             _Prior(math.log(0.11 * default_w), 0.4),
-        )
+        ]
         if card is not None:
             constants = (math.log(card.floor_w), card.knee, math.log(card.voltage), math.log(card.wait_w))
-            of_card = tuple(_Prior(value, 0.0) for value in constants)  # type: ignore[assignment]
-        self.prior_mean = np.array([p.mean for p in (*of_training, *of_card)])
-        self.free = OF_TRAINING if card else len(self.prior_mean)
-        self.prior_sd = np.array([p.sd for p in (*of_training, *of_card)])[: self.free]
+            of_card = [_Prior(value, sd) for value, sd in zip(constants, KNOWN_SD, strict=True)]
+        priors = [
+            _Prior(math.log(0.7 * default_w), 0.6),
+            _Prior(-1.7, 1.3),
+            _Prior(0.3, 1.0),
+            _Prior(math.log(least_time_s) - 0.05, 1.0),
+            _Prior(0.0, 0.03),
+            *of_card,
+        ]
+        self.prior_mean, self.prior_sd = np.array(priors).T
 
     def at(self, theta: Values) -> Values:
         """[..., 2L] ln E and ln t of sets of parameters [..., P]."""
@@ -417,15 +437,13 @@ class _Form:
         return f
 
     def jacobian(self, theta: Values, here: Values) -> Values:
-        """[2L, free] by forward differences."""
+        """[2L, P] by forward differences."""
         step = 1e-6
-        moved = theta + step * np.eye(len(theta))[: self.free]
+        moved = theta + step * np.eye(len(theta))
         return (self.at(moved) - here).T / step
 
     def most_probable(self, cells: Cells, rows: NDArray[np.intp]) -> tuple[Values, Values]:
         """Parameters of the greatest posterior density, by Levenberg and Marquardt's method, and the Jacobian there."""
-        log_t = cells.mean[len(cells.caps_w) :]
-        self.prior_mean[3] = log_t.min() - 0.05
         whiten = np.linalg.inv(np.linalg.cholesky(cells.covariance))
         best: tuple[float, Values, Values] | None = None
         for start in self._starts(cells, rows):
@@ -444,7 +462,7 @@ class _Form:
         n = len(cells.caps_w)
         residual = cells.mean - self.at(starts)[:, rows]
         shift = residual[:, n:].mean(axis=1)
-        starts[:, 3] += shift
+        starts[:, LOG_TIME] += shift
         squares = ((residual - shift[:, None]) ** 2).sum(axis=1)
         nearest: Values = starts[np.argsort(squares, kind="stable")[:2]]
         return nearest
@@ -455,7 +473,7 @@ class _Form:
         """Cost, parameters and Jacobian where the descent from a start ends."""
 
         def residuals(at: Values, curve: Values) -> Values:
-            prior = (at - self.prior_mean)[: self.free] / self.prior_sd
+            prior = (at - self.prior_mean) / self.prior_sd
             return np.concatenate([whiten @ (cells.mean - curve[rows]), -prior])
 
         damping, curve = 1e-3, self.at(theta)
@@ -466,8 +484,7 @@ class _Form:
             a = np.vstack([whiten @ jacobian[rows], np.diag(1 / self.prior_sd)])
             normal, gradient = a.T @ a, a.T @ r
             step = np.linalg.solve(normal + damping * np.diag(np.diag(normal)), gradient)
-            trial = theta.copy()
-            trial[: self.free] += np.clip(step, -1.0, 1.0)
+            trial = theta + np.clip(step, -1.0, 1.0)
             trial_curve = self.at(trial)
             trial_r = residuals(trial, trial_curve)
             trial_cost = float(trial_r @ trial_r)
@@ -486,8 +503,7 @@ class _Form:
 
     def prior_curve(self, theta: Values, jacobian: Values) -> tuple[Values, Values]:
         """Mean [2L] and covariance [2L, 2L] of the curve before anything was measured, the form being linear."""
-        away = (self.prior_mean - theta)[: self.free]
-        return self.at(theta) + jacobian @ away, (jacobian * self.prior_sd**2) @ jacobian.T
+        return self.at(theta) + jacobian @ (self.prior_mean - theta), (jacobian * self.prior_sd**2) @ jacobian.T
 
 
 def _misfit(cells: Cells, form: _Form, theta: Values, jacobian: Values) -> tuple[float, float]:
@@ -525,13 +541,18 @@ def _conditioned(
     return _Process(mean + gain.T @ residual, covariance - gain.T @ gain, log_likelihood, deviation)
 
 
+def _deviation(levels_w: Values, length: float, amplitude: float) -> Values:
+    """[2L, 2L] covariance of the deviation from the form."""
+    distance = np.subtract.outer(np.log(levels_w), np.log(levels_w))
+    return np.asarray(np.kron(np.eye(2), amplitude**2 * np.exp(-0.5 * (distance / length) ** 2)), np.float64)
+
+
 def _guarded(prior: tuple[Values, Values], cells: Cells, rows: NDArray[np.intp], levels_w: Values) -> _Process:
     """The process with a deviation from the form, as large and as smooth as the cells make most likely."""
     mean, covariance = prior
-    distance = np.subtract.outer(np.log(levels_w), np.log(levels_w))
     best: _Process | None = None
     for length in LENGTHS:
-        shape = np.kron(np.eye(2), np.exp(-0.5 * (distance / length) ** 2))
+        shape = _deviation(levels_w, length, 1.0)
         for amplitude in AMPLITUDES:
             process = _conditioned((mean, covariance + amplitude**2 * shape), cells, rows, amplitude)
             if best is None or process.log_likelihood > best.log_likelihood:

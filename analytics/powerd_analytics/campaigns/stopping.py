@@ -26,6 +26,7 @@ QUANTILE_AFTER_LOOKS, QUANTILE = 0.985, 0.975
 """Of Student's t, for 95 %: where the repeats end by a look at the interval, and where their number was fixed."""
 
 Cell = TypeVar("Cell", bound=Hashable)
+Block = TypeVar("Block", bound=Hashable)
 
 
 class Interval(NamedTuple):
@@ -84,7 +85,7 @@ class Repeats:
 
 
 def ratio_to_reference(
-    values: Sequence[float], blocks: Sequence[Hashable], reference: Mapping[Hashable, float]
+    values: Sequence[float], blocks: Sequence[Block], reference: Mapping[Block, float]
 ) -> list[float]:
     """A cell's values over the reference's of the same block, which takes off what drifts from block to block.
 

@@ -1,0 +1,92 @@
+"""When repeats end, and what the interval is worth then."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from powerd_analytics.campaigns.stopping import Repeats, ratio_to_reference
+from powerd_core.errors import AnalysisError
+
+POSITIVE = st.floats(0.5, 2.0)
+
+
+def test_an_interval_by_hand():
+    interval = Repeats(0.01).interval([1.00, 1.01, 0.99, 1.00, 1.00])
+    assert (interval.mean, interval.runs) == (pytest.approx(1.0), 5)
+    assert interval.u95 == pytest.approx(3.298 * 0.0070711 / math.sqrt(5), rel=1e-3)  # t(0.985, 4)
+    assert not interval.is_narrow
+    assert Repeats(0.011).interval([1.00, 1.01, 0.99, 1.00, 1.00]).is_narrow
+
+
+def test_a_fixed_number_of_repeats_is_not_looked_at():
+    values = [1.00, 1.01, 0.99, 1.00, 1.00]
+    assert Repeats(0.01, 5, 5).interval(values).u95 == pytest.approx(2.776 * 0.0070711 / math.sqrt(5), rel=1e-3)
+    assert Repeats(1e-9, 5, 5).is_done(values)
+
+
+def test_cells_go_on_by_their_own_spread():
+    rule = Repeats(0.01, 3, 6)
+    quiet, noisy = [1.0, 1.001, 0.999], [1.0, 1.1, 0.9]
+    cells = {"few": quiet[:2], "quiet": quiet, "noisy": noisy, "noisy to the end": noisy * 2}
+    assert rule.to_go_on(cells) == ["few", "noisy"]
+    assert rule.wide(cells) == ["noisy to the end"]
+
+
+@given(st.lists(POSITIVE, min_size=1, max_size=25), st.floats(1e-3, 1e3))
+def test_units_do_not_matter(values, scale):
+    rule = Repeats(0.02)
+    one, other = rule.interval(values), rule.interval(np.array(values) * scale)
+    assert other.mean == pytest.approx(scale * one.mean)
+    assert other.u95 == pytest.approx(scale * one.u95, rel=1e-6, abs=1e-12 * scale, nan_ok=True)
+
+
+@given(st.lists(POSITIVE, min_size=2, max_size=25), st.floats(0.001, 0.1))
+def test_what_is_narrow_is_narrow_for_a_wider_wish(values, half_width):
+    if Repeats(half_width).is_done(values):
+        assert Repeats(2 * half_width).is_done(values)
+    assert Repeats(half_width).is_done(values + values * 20)
+
+
+def test_after_stopping_the_interval_covers_as_stated_where_a_plain_one_does_not():
+    rng = np.random.default_rng(1)
+    rule, n, covered, plain = Repeats(0.007), 1500, 0, 0
+    fixed = Repeats(0.007, 20, 20)
+    for values in 1 + 0.01 * rng.standard_normal((n, 20)):
+        runs = next(k for k in range(5, 21) if rule.is_done(values[:k]))
+        interval = rule.interval(values[:runs])
+        covered += abs(interval.mean - 1) <= interval.u95
+        # The same looks at the plain interval.
+        runs = next(k for k in range(5, 21) if k == 20 or fixed.interval(values[:k]).is_narrow)
+        interval = fixed.interval(values[:runs])
+        plain += abs(interval.mean - 1) <= interval.u95
+    assert 0.93 <= covered / n <= 0.975
+    assert plain < covered
+
+
+def test_ratios_are_those_of_the_block():
+    assert ratio_to_reference([2.0, 3.0, 4.0], ["a", "b", "c"], {"a": 1.0, "b": 2.0}) == [2.0, 1.5]
+
+
+@given(st.lists(st.tuples(POSITIVE, POSITIVE), min_size=1, max_size=8), st.floats(0.1, 10))
+def test_a_level_that_a_block_shares_cancels(pairs, level):
+    values, references = zip(*pairs, strict=True)
+    blocks = list(range(len(pairs)))
+    reference = dict(zip(blocks, references, strict=True))
+    moved = {**reference, 0: reference[0] * level}
+    same = ratio_to_reference([values[0] * level, *values[1:]], blocks, moved)
+    assert same == pytest.approx(ratio_to_reference(values, blocks, reference))
+
+
+@pytest.mark.parametrize("arguments", [(0.0,), (math.nan,), (-0.01,), (0.01, 1, 5), (0.01, 6, 5)])
+def test_a_rule_that_cannot_be_followed_is_refused(arguments):
+    with pytest.raises(AnalysisError):
+        Repeats(*arguments)
+
+
+@pytest.mark.parametrize("values", [[], [1.0, 0.0], [1.0, -1.0], [1.0, math.nan]])
+def test_a_value_that_is_no_measurement_is_refused(values):
+    with pytest.raises(AnalysisError):
+        Repeats(0.01).interval(values)
