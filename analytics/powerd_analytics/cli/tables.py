@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from powerd_analytics.layouts import Choice
 
 TableFormat = Literal["text", "csv", "json", "markdown", "latex", "parquet"]
-Which = Literal["time", "energy", "totals", "efficiency", "gain", "ranks", "records", "iterations"]
+Which = Literal["time", "energy", "totals", "accuracy", "efficiency", "gain", "ranks", "records", "iterations"]
 _FOR_PROGRAMS = ("csv", "json", "parquet")
 
 
@@ -55,6 +55,12 @@ def tables(
         Parameter(negative="", help="A setting or attribute that does not part repeats. May be repeated."),
     ] = None,
     gain: Annotated[str | None, Parameter(help="A,B: figures of product B over those of A; of two by itself.")] = None,
+    to: Annotated[
+        str | None, Parameter(help="NAME=VALUE, as in top1=0.98: seconds and joules up to the first result as good.")
+    ] = None,
+    weights: Annotated[
+        str | None, Parameter(help="NAME=WEIGHT,...: adds a weighted average of results to the table `accuracy`.")
+    ] = None,
     job: Annotated[
         bool, Parameter(negative="", help="The runs are one training over several machines, though they do not say so.")
     ] = False,
@@ -83,6 +89,8 @@ def tables(
 
       joules tables runs/ --pivot model,batch:gpus:j_per_batch
 
+      joules tables runs/ --to top1=0.98
+
       joules tables runs/ --format latex -o tables.tex
 
       joules tables run.h5 --table iterations --format csv -o iterations.csv
@@ -92,18 +100,20 @@ def tables(
     if not runs:
         raise ConfigError("no run to make tables of: give run files, or directories of them")
     if table and "iterations" in table:
-        others = (where, pivot, averages, ignore, gain, job, into, wide, notes, above_idle)
+        others = (where, pivot, averages, ignore, gain, to, weights, job, into, wide, notes, above_idle)
         _refuse(
             "--table iterations takes one run file, and of the options --device, --calibration, --format and --output",
             len(runs) > 1 or len(table) > 1 or any(others) or training != shared.UNSTATED or costs != shared.FREE,
         )
         _print_iterations(runs[0], format, output, device, calibration, overwrite=overwrite)
         return
-    asked = any((table, where, pivot, averages, ignore, gain, job, into))
+    asked = any((table, where, pivot, averages, ignore, gain, to, weights, job, into))
     asked = asked or training != shared.UNSTATED or costs != shared.FREE or format in ("latex", "parquet")
     if asked or len(runs) > 1 or runs[0].is_dir() or runs[0].suffix == ".parquet":
+        from powerd_analytics.accuracy import parse_weights
         from powerd_analytics.layouts import Choice, pair_of
         from powerd_analytics.pivots import PivotRequest
+        from powerd_analytics.runs.accuracy import Target
 
         alone = {"--above-idle": above_idle, "--wide": wide, "--notes": notes}
         for name, is_given in alone.items():
@@ -111,7 +121,8 @@ def tables(
         request = None if pivot is None else PivotRequest.parse(pivot)
         choice = Choice(
             tuple(table or ()), tuple(where or ()), request, averages, training.length(), pair_of(gain),
-            costs.factors(), tuple(ignore or ()),
+            costs.factors(), tuple(ignore or ()), None if to is None else Target.parse(to),
+            None if weights is None else parse_weights(weights),
         )  # fmt: skip
         _print_runs(runs, choice, format, output, device, calibration, into, is_one_job=job, overwrite=overwrite)
         return
@@ -150,16 +161,24 @@ def _print_runs(
         "a pivot has neither --table nor CO2 and money: leave these out", pivot and bool(choice.names or choice.factors)
     )
     _refuse("--averages belongs to a pivot: add --pivot ROWS:COLUMNS:VALUE", choice.averages and not pivot)
+    is_one_stretch = pivot or is_one_job or bool(choice.length) or any(name != "accuracy" for name in choice.names)
+    _refuse(
+        "--to is for the table `accuracy` of what was recorded: leave the others out",
+        choice.target is not None and is_one_stretch,
+    )
     shared.refuse_existing(output, overwrite, runs)
     shared.refuse_existing(into, True, is_hdf5=True)  # tables are added to a file that exists
     with LateProgress() as progress:
-        tables = chosen_tables(read_runs(runs, device, calibration, is_one_job=is_one_job, progress=progress), choice)
+        frame = read_runs(
+            runs, device, calibration, is_one_job=is_one_job, target=choice.target, progress=progress
+        )  # fmt: skip
+        tables = chosen_tables(frame, choice)
     if into is not None:
         write_tables(into, tables, overwrite=overwrite)
         print(f"{into}: /tables/{{{','.join(table.name for table in tables)}}}")
         if output is None and format == "text":
             return
-    if not choice.names and not pivot:  # all for people, or every row for programs
+    if not choice.names and not pivot and choice.target is None:  # all for people, or every row for programs
         tables = [t for t in tables if (t.name == "records") == (format in _FOR_PROGRAMS)]
     if format == "parquet" and output is not None:
         shared.write(output, lambda partial: write_parquet(tables[0], partial), overwrite)
