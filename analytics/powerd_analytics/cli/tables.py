@@ -483,8 +483,6 @@ def layers(
 
 # ---- tables that anybody published ---------------------------------------------------------------------------------
 
-Metric = Literal["e", "edp", "eds", "cost"]
-
 
 def totals(
     *phases: Annotated[Path, Parameter(help="Tables of phases, CSV or Parquet; several are joined.")],
@@ -533,13 +531,23 @@ def pick(
     table: Annotated[Path, Parameter(help="Configurations with energy_j and time_s, CSV or Parquet.")],
     /,
     *,
-    reference: Annotated[str, Parameter(help="COLUMN=VALUE of the row that the others are compared with.")],
-    metric: Annotated[Metric, Parameter(help="What is to be lowest: energy, EDP, EDS or the cost of Zeus.")],
+    reference: Annotated[str, Parameter(help="COLUMN=VALUE,... of the row that the others are compared with.")],
+    metric: Annotated[
+        str,
+        Parameter(
+            help="What is to be best, one or several: e, time, edp, ed2p, eds, eds:1.5, cost (of Zeus), sml (saving "
+            "minus loss), gflops_per_w, j_per_sample, money."
+        ),
+    ],
     k: Annotated[float, Parameter(help="Of EDS: 2 weighs energy and time alike, less favours time.")] = 2.0,
     eta: Annotated[float, Parameter(help="Of the cost: 1 counts energy alone, 0 time alone.")] = 0.5,
     max_power: Annotated[
         float | None, Parameter(help="Of the cost: maximum power of the GPU in W; else the highest cap in the table.")
     ] = None,
+    within: Annotated[
+        float | None, Parameter(help="Only rows whose accuracy is so near the best one's, in its own unit.")
+    ] = None,
+    of: Annotated[str, Parameter(help="The accuracy that --within is of, as in top1.")] = "",
     where: Annotated[
         list[str] | None, Parameter(negative="", help="COLUMN=VALUE: only these rows. May be repeated.")
     ] = None,
@@ -557,52 +565,62 @@ def pick(
 ) -> None:
     """Print the best row of a table of configurations.
 
-    With the metric, and what it saves and costs against a reference. Rows that did
-    unequal work are compared by the sample, or refused.
+    With the metric, and what it saves and costs against a reference. Where the table
+    says how sure its joules are, with U95 and with all rows that cannot be told from
+    the best. Rows that did unequal work are compared by the sample, or refused.
 
     For example:
 
       joules pick caps.csv --reference power_cap_w=260 --metric edp
 
-      joules pick caps.csv --reference target=default --metric eds --k 1.5 --by model
+      joules pick caps.csv --reference target=default --metric e,edp,eds:1.5,eds:2 --by model
 
-      joules pick totals.csv --reference gpus=1 --metric e --price-per-kwh 0.30 --currency EUR
+      joules pick runs.csv --reference power_cap_w=300,batch_size=64 --metric e,edp --within 0.5 --of top1
+
+      joules pick totals.csv --reference gpus=1 --metric money --price-per-kwh 0.30 --currency EUR
     """
+    from powerd_analytics.choice import Request, choose, parse_metrics, parse_reference, pick_table, picked_rows
     from powerd_analytics.costs import Factors
     from powerd_analytics.figures import parse_condition
-    from powerd_analytics.published import COLUMN_OF, choose, csv_text, read_table
+    from powerd_analytics.published import csv_text, read_table
     from powerd_analytics.text import digits
 
-    if not (math.isfinite(k) and k >= 1):
-        raise ConfigError(f"--k {k:g}: must be 1 or more")
-    if not 0 <= eta <= 1:
-        raise ConfigError(f"--eta {eta:g}: must lie between 0 and 1")
+    _refuse(f"--eta {eta:g}: must lie between 0 and 1", not 0 <= eta <= 1)
     if max_power is not None and not (math.isfinite(max_power) and max_power > 0):
         raise ConfigError(f"--max-power {max_power:g}: must be above 0")
-    factors = Factors(co2_g_per_kwh=co2_g_per_kwh, price_per_kwh=price_per_kwh, currency=currency)
-    ref = parse_condition("--reference", reference)
-    conditions = [parse_condition("--where", text) for text in where or []]
+    if within is not None and not (math.isfinite(within) and within >= 0):
+        raise ConfigError(f"--within {within:g}: must be 0 or more")
+    _refuse("--within and --of belong together: give both, as in --within 0.5 --of top1", (within is None) == bool(of))
+    request = Request(
+        reference=parse_reference(reference),
+        metrics=parse_metrics(metric, k),
+        where=[parse_condition("--where", text) for text in where or []],
+        by=by or [],
+        eta=eta,
+        max_power_w=max_power,
+        within=within,
+        of=of,
+        factors=Factors(co2_g_per_kwh=co2_g_per_kwh, price_per_kwh=price_per_kwh, currency=currency),
+    )
+    is_money = any(asked.name == "money" for asked in request.metrics)
+    _refuse("--metric money needs --price-per-kwh: give that too", is_money and price_per_kwh is None)
     shared.refuse_existing(output, overwrite, [table])
     with LateProgress() as progress:
         configurations = read_table(table, progress)
-        choices, notes = choose(configurations, ref, metric, conditions, by or [], k=k, eta=eta, max_power_w=max_power)
+        choices, notes = choose(configurations, request)
     shared.warn(notes)
-    computed: dict[str, list[float | None]] = {COLUMN_OF[metric][choices[0].is_per_sample]: [c.value for c in choices]}
-    for name in ("energy_saving_pct", "performance_loss_pct", "saving_minus_loss_pct"):
-        computed[name] = [getattr(c, name) for c in choices]
-    # A table of configurations says nothing of what its joules are unsure of.
-    for name in (name for name in factors.columns if not name.startswith("u95_")):
-        computed[name] = [factors.of(c.energy_j, None)[name] for c in choices]
-    picked = configurations.cells.iloc[[c.row for c in choices]].reset_index(drop=True)
-    picked = picked.drop(columns=list(computed), errors="ignore").assign(**computed)
-    if format == "text" or (format is None and shared.goes_to_terminal(output)):
+    is_text = format == "text" or (format is None and shared.goes_to_terminal(output))
+    if is_text and len(request.metrics) > 1:
+        text = shared.tables_text([pick_table(configurations, request, choices)], "text", output, 80)
+    elif is_text:
         # One line for each column: tables of configurations are wide, and picks are few.
+        picked = picked_rows(configurations, request, choices)
         width = max(map(len, picked))
         lines = []
         for name, values in picked.items():
-            texts = [digits(v) if name in computed else printable(v, limit=200) for v in values]
+            texts = [digits(v) if isinstance(v, float) else printable(v or "–", limit=200) for v in values]
             lines.append(f"{printable(str(name)):{width}}  {'  '.join(texts)}\n")
         text = "".join(lines)
     else:
-        text = csv_text(picked)
+        text = csv_text(picked_rows(configurations, request, choices))
     shared.put_out(text, output, overwrite)
