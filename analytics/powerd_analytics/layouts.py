@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from powerd_analytics.accuracy import accuracy_table, results_in
+from powerd_analytics.cards import Cards, cards_table
 from powerd_analytics.costs import Factors, with_costs
 from powerd_analytics.export import Column, Table, make_table
 from powerd_analytics.figures import (
@@ -32,7 +33,7 @@ from powerd_analytics.pivots import CONVENTION, U95, PivotRequest, gain_table, m
 from powerd_analytics.repeats import averaged
 from powerd_analytics.runs.accuracy import Target
 from powerd_analytics.runs.phases import LAYER
-from powerd_analytics.trainings import Length, prepared, without_summands
+from powerd_analytics.trainings import Length, prepared, without_summands, without_sums
 from powerd_core.errors import AnalysisError, ConfigError
 from powerd_core.verdict import Verdict
 
@@ -127,6 +128,8 @@ class Choice:
     """Totals of the frame end where it is reached: `accuracy` is then the only table."""
     weights: Mapping[str, float] | None = None
     """Of results, for a weighted average in `accuracy`."""
+    cards: Cards = field(default_factory=Cards)
+    """For the table `cards`, which is made where it is asked for."""
 
 
 def chosen_tables(frame: Frame, choice: Choice) -> list[Table]:
@@ -182,7 +185,9 @@ def _tables(frame: Frame, choice: Choice) -> list[Table]:
     else:
         tables = field_tables(frame, choice.gain, choice.factors, ignore)
         tables += [_accuracy(frame, choice, ignore)] if results_in(frame) else []
-    known = {table.name: table for table in [*tables, *rank_tables(frame)]}
+    asked = [cards_table(averaged(without_sums(frame), ignore=ignore), choice.cards)] if "cards" in choice.names else []
+    others = [*rank_tables(frame), *(table for table in asked if table is not None)]
+    known = {table.name: table for table in [*tables, *others]}
     if missing := [name for name in choice.names if name not in known]:
         raise AnalysisError(f"no table {missing[0]!r} can be made of these runs: there is {', '.join(known)}")
     return [known[name] for name in choice.names] or tables

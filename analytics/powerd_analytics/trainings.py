@@ -272,6 +272,11 @@ def _sum_of_gpus(same: Sequence[Record]) -> dict[str, Any]:
     return total | gflops_columns(mean)
 
 
+def without_sums(frame: Frame) -> Frame:
+    """Without the rows of GPUs that are added up."""
+    return frame[~frame["device"].str.contains("+", regex=False).fillna(False)].reset_index(drop=True)
+
+
 def without_summands(frame: Frame) -> Frame:
     """Without the GPUs of a run that are also there added up: they are no configurations of their own."""
     pairs = list(zip(frame["path"], frame["device"].fillna(""), strict=True))

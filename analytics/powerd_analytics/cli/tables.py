@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from powerd_analytics.layouts import Choice
 
 TableFormat = Literal["text", "csv", "json", "markdown", "latex", "parquet"]
-Which = Literal["time", "energy", "totals", "accuracy", "efficiency", "gain", "ranks", "records", "iterations"]
+Which = Literal["time", "energy", "totals", "accuracy", "efficiency", "gain", "ranks", "cards", "records", "iterations"]
 _FOR_PROGRAMS = ("csv", "json", "parquet")
 
 
@@ -60,6 +60,14 @@ def tables(
     ] = None,
     weights: Annotated[
         str | None, Parameter(help="NAME=WEIGHT,...: adds a weighted average of results to the table `accuracy`.")
+    ] = None,
+    card_spread: Annotated[
+        float | None,
+        Parameter(help="Relative standard deviation between equal cards, as in 0.03, for the table `cards`."),
+    ] = None,
+    mix: Annotated[
+        list[str] | None,
+        Parameter(negative="", help="For `cards`: what that many GPUs in all are, as in pascal=2,maxwell=2."),
     ] = None,
     job: Annotated[
         bool, Parameter(negative="", help="The runs are one training over several machines, though they do not say so.")
@@ -108,11 +116,17 @@ def tables(
         _print_iterations(runs[0], format, output, device, calibration, overwrite=overwrite)
         return
     asked = any((table, where, pivot, averages, ignore, gain, to, weights, job, into))
+    _refuse(
+        "--card-spread and --mix are for --table cards: choose that",
+        bool((card_spread is not None or mix) and "cards" not in (table or ())),
+    )
     asked = asked or training != shared.UNSTATED or costs != shared.FREE or format in ("latex", "parquet")
     if asked or len(runs) > 1 or runs[0].is_dir() or runs[0].suffix == ".parquet":
         from powerd_analytics.accuracy import parse_weights
+        from powerd_analytics.cards import Cards
         from powerd_analytics.layouts import Choice, pair_of
         from powerd_analytics.pivots import PivotRequest
+        from powerd_analytics.published import parse_mixes
         from powerd_analytics.runs.accuracy import Target
 
         alone = {"--above-idle": above_idle, "--wide": wide, "--notes": notes}
@@ -122,7 +136,7 @@ def tables(
         choice = Choice(
             tuple(table or ()), tuple(where or ()), request, averages, training.length(), pair_of(gain),
             costs.factors(), tuple(ignore or ()), None if to is None else Target.parse(to),
-            None if weights is None else parse_weights(weights),
+            None if weights is None else parse_weights(weights), Cards(card_spread, parse_mixes(mix or [])),
         )  # fmt: skip
         _print_runs(runs, choice, format, output, device, calibration, into, is_one_job=job, overwrite=overwrite)
         return
