@@ -16,7 +16,7 @@ import re
 import shlex
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import dropwhile
+from itertools import dropwhile, pairwise
 from math import hypot, inf, isclose, isfinite, isnan, sqrt
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from powerd_analytics.energy.uncertainty import expanded, known, one_rectangle
 from powerd_analytics.export import Cell, Column, Kind, Table, encodable, is_number, make_table
 from powerd_analytics.metrics import eds, gflops_per_w_paper
+from powerd_analytics.runs.accuracy import BEST, Series, series_of
 from powerd_analytics.runs.in_force import ENFORCED_CAP, Enforced
 from powerd_analytics.runs.phases import (
     EXECUTED,
@@ -92,6 +93,7 @@ _COLUMNS: tuple[tuple[Any, ...], ...] = (
     ("campaign", "text", "", "first", "first", "which campaign the run was made for"),
     ("cell", "text", "", "first", "first", "of a campaign: the setting of all its factors, as ten letters"),
     ("block", "integer", "1", "none", "first", "of a campaign: in which block the run was made"),
+    ("seed", "text", "", "all", "first", "attribute of the phases, else the command's option"),
     ("model", "text", "", "first", "first", "attribute of the phases"),
     ("batch_size", "number", "1", "first", "first", "attribute of the phases", "batch"),
     ("gpus", "integer", "1", "first", "first",
@@ -227,8 +229,12 @@ RULES: dict[str, Rules] = {c[0]: Rules(c[3], c[4]) for c in _COLUMNS}
 
 ATTRIBUTE = "attribute_"
 """What the columns of the phases' other attributes begin with."""
+RESULT = "result_"
+"""What the columns of results begin with: ``result_top1`` is the last value, ``result_top1_best`` the best one."""
 COST = "cost_"
 """What a column of money begins with; its currency follows."""
+_RULES_OF = {ATTRIBUTE: Rules("first", "first"), RESULT: Rules("mean", "first")}
+_OF_OTHERS = Rules("mean", "sum")
 _DERIVED = {
     column.name: column
     for column in (
@@ -257,6 +263,9 @@ def column(name: str, heading: str = "") -> Column:
         found = Column(name, "number", currency, heading=currency, sign="≥")
     elif name.startswith(ATTRIBUTE):
         found = Column(name, "text", heading=name.removeprefix(ATTRIBUTE), missing="")
+    elif plain.startswith(RESULT):
+        result, best = plain.removeprefix(RESULT).removesuffix(BEST), plain.endswith(BEST)
+        found = Column(name, "number", heading=f"best {result}" if best else result)
     else:
         every = COLUMNS | _DERIVED
         found = every.get(name) or every.get(plain) or Column(name, "number")
@@ -659,7 +668,7 @@ def aggregated(frame: Frame, group: Sequence[int] | NDArray[np.int64], how: Lite
     is_alone = np.asarray(grouped.size() == 1)
     columns = {}
     for name in frame.columns:
-        rules = RULES.get(name, Rules("first", "first") if name.startswith(ATTRIBUTE) else Rules("mean", "sum"))
+        rules = RULES.get(name) or next((r for prefix, r in _RULES_OF.items() if name.startswith(prefix)), _OF_OTHERS)
         rule = rules.repeats if how == "repeats" else rules.parts
         if rule in ("first", "again"):
             columns[name] = first[name]
@@ -714,6 +723,7 @@ def gpus_of(run: Run) -> int:
 _INTERPRETER = re.compile(r"python[\d.]*(\.exe)?|-.*")
 _NO_FACTOR = r"(?:\w+[-_])?(?:seed|out|output|save|logs?|run|repeat)(?:[-_](?:dir|path|file|name|id|to))?"
 _NO_FACTOR_OPTION = re.compile(rf" --?{_NO_FACTOR}(?:=\S+| (?!-)\S+)| -o \S+", re.IGNORECASE)
+_SEED_OPTION = re.compile(r"--?(?:\w+[-_])?seed", re.IGNORECASE)
 NO_FACTOR = re.compile(_NO_FACTOR, re.IGNORECASE)
 """Names of attributes and options that never part cells: seeds, repeats, names of runs and files, output paths."""
 
@@ -731,6 +741,14 @@ def program_of(command: Sequence[str], path: Path) -> str | None:
     arguments = [word for word in words[1:] if Path(word.rpartition("=")[2]).stem != path.stem]
     is_notebook = program == "ipykernel_launcher"
     return "notebook" if is_notebook else _NO_FACTOR_OPTION.sub("", shlex.join([program, *arguments]))
+
+
+def seed_of(attributes: Mapping[str, Any], command: Sequence[str]) -> str | None:
+    """The seed that the phases state, else that of the command: ``--seed 1``, ``--random-seed=1``."""
+    stated = [value for name, value in attributes.items() if _SEED_OPTION.fullmatch(f"-{name}")]
+    words = [part for word in command for part in word.split("=", 1)]
+    options = [value for name, value in pairwise(words) if _SEED_OPTION.fullmatch(name)]
+    return next((str(value) for value in [*stated, *options]), None)
 
 
 # -- the frame of a run ------------------------------------------------------------------------------------------------
@@ -754,7 +772,7 @@ def run_frame(
 def frame_of(run: Run, table: PhaseTable) -> Frame:
     """The frame of a run whose table is at hand: a row for each of its phases, totals and runs in that order, and
     behind them, for a part of a training over several machines, the seconds of each rank."""
-    groups, settings, ranks = groups_of(run), settings_of(run), ranks_of(run)
+    groups, settings, ranks, results = groups_of(run), settings_of(run), ranks_of(run), series_of(run)
     # The recording has the attributes that all its groups have in common.
     every = [g.attributes for g in groups.values()]
     shared = {k: v for k, v in every[0].items() if all(a.get(k) == v for a in every)} if every else {}
@@ -777,6 +795,7 @@ def frame_of(run: Run, table: PhaseTable) -> Frame:
         stated, is_of_device = _stated(group.attributes, group.setting), row.device in run.devices
         setting = settings.of(row.device, group.begin_ns, group.end_ns, group.attributes, group.setting)
         record = common | _with_factors(stated, run.campaign) | _figures(row) | {
+            "seed": seed_of(group.attributes, run.command),
             "device": row.device,
             "gpus": stated["gpus"] or gpus_of(run),
             "device_name": setting.product,
@@ -799,6 +818,9 @@ def frame_of(run: Run, table: PhaseTable) -> Frame:
             record |= _efficiency(record, row, table)
         if isinstance(row, PhaseRow):
             record["u_s_per_batch"] = _u_mean_s(run, labels_of(run, row))
+        if not isinstance(row, PhaseRow):
+            for series in results:
+                record |= _result(series.of(group.begin_ns, group.end_ns))
         if table.idle:
             record |= {k: v for k, v in above_idle(row, table.idle).items() if k != "idle_note"}
         _check_finite(run, record)
@@ -836,6 +858,11 @@ def _with_factors(stated: dict[str, Any], campaign: Mapping[str, Any]) -> dict[s
         elif name not in _KNOB_FACTORS:
             stated.setdefault(f"{ATTRIBUTE}{name}", attribute_cell(level))
     return stated
+
+
+def _result(series: Series) -> dict[str, Any]:
+    name = f"{RESULT}{series.name}"
+    return {name: float(series.values[-1]), f"{name}{BEST}": series.best} if len(series) else {}
 
 
 def _clock(name: str, setting: Setting) -> dict[str, Any]:

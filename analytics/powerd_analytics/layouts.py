@@ -6,9 +6,11 @@ energy by phase, totals, GFLOPS/W with averages and gain. `chosen_tables` makes 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from powerd_analytics.accuracy import accuracy_table, results_in
+from powerd_analytics.cards import Cards, cards_table
 from powerd_analytics.costs import Factors, with_costs
 from powerd_analytics.export import Column, Table, make_table
 from powerd_analytics.figures import (
@@ -29,8 +31,9 @@ from powerd_analytics.figures import (
 from powerd_analytics.metrics import J_PER_KWH
 from powerd_analytics.pivots import CONVENTION, U95, PivotRequest, gain_table, make_pivot, pivot_table
 from powerd_analytics.repeats import averaged
+from powerd_analytics.runs.accuracy import Target
 from powerd_analytics.runs.phases import LAYER
-from powerd_analytics.trainings import Length, prepared, without_summands
+from powerd_analytics.trainings import Length, prepared, without_summands, without_sums
 from powerd_core.errors import AnalysisError, ConfigError
 from powerd_core.verdict import Verdict
 
@@ -121,6 +124,12 @@ class Choice:
     factors: Factors = field(default_factory=Factors)
     ignore: tuple[str, ...] = ()
     """Settings and attributes that do not part cells."""
+    target: Target | None = None
+    """Totals of the frame end where it is reached: `accuracy` is then the only table."""
+    weights: Mapping[str, float] | None = None
+    """Of results, for a weighted average in `accuracy`."""
+    cards: Cards = field(default_factory=Cards)
+    """For the table `cards`, which is made where it is asked for."""
 
 
 def chosen_tables(frame: Frame, choice: Choice) -> list[Table]:
@@ -171,11 +180,25 @@ def _tables(frame: Frame, choice: Choice) -> list[Table]:
                 raise AnalysisError(f"nothing was run on both {' and '.join(choice.gain)} in the same way")
             tables.append(gain)
         return tables
-    tables = field_tables(frame, choice.gain, choice.factors, ignore)
-    known = {table.name: table for table in [*tables, *rank_tables(frame)]}
+    if choice.target is not None:
+        tables = [_accuracy(frame, choice, ignore)]
+    else:
+        tables = field_tables(frame, choice.gain, choice.factors, ignore)
+        tables += [_accuracy(frame, choice, ignore)] if results_in(frame) else []
+    asked = [cards_table(averaged(without_sums(frame), ignore=ignore), choice.cards)] if "cards" in choice.names else []
+    others = [*rank_tables(frame), *(table for table in asked if table is not None)]
+    known = {table.name: table for table in [*tables, *others]}
     if missing := [name for name in choice.names if name not in known]:
         raise AnalysisError(f"no table {missing[0]!r} can be made of these runs: there is {', '.join(known)}")
     return [known[name] for name in choice.names] or tables
+
+
+def _accuracy(frame: Frame, choice: Choice, ignore: Sequence[str]) -> Table:
+    if unknown := [name for name in choice.weights or () if name not in results_in(frame)]:
+        there = ", ".join(results_in(frame)) or "none"
+        raise AnalysisError(f"--weights {unknown[0]}: no run has such a result; there is {there}")
+    own = without_summands(of_kind(frame, "total"))
+    return accuracy_table(_in_order(averaged(own, ignore=ignore)), own, choice.target, choice.weights)
 
 
 # -- the tables of the field -------------------------------------------------------------------------------------------

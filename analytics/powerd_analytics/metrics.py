@@ -7,6 +7,7 @@ Every function takes plain numbers or numpy arrays, and gives the same. Division
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -128,6 +129,16 @@ def co2_g(energy_j: N, g_per_kwh: float) -> N:
 def money(energy_j: N, price_per_kwh: float) -> N:
     """What the energy costs, in the currency of a stated price."""
     return energy_j * (_factor(price_per_kwh, "a price of a kWh") / J_PER_KWH)
+
+
+def weighted_mean(values: Sequence[float], weights: Sequence[float]) -> float:
+    """Sum of w * x over the sum of w, as Castro et al. average accuracies over scenarios by their numbers of classes.
+
+    Raises `AnalysisError` for numbers that do not match, and weights that are not above 0.
+    """
+    if len(values) != len(weights) or not weights or min(weights) <= 0:
+        raise AnalysisError(f"{len(values)} values and {len(weights)} weights: each value needs its own, above 0")
+    return sum(w * x for w, x in zip(weights, values, strict=True)) / sum(weights)
 
 
 def best(values: ArrayLike) -> int:

@@ -1,9 +1,8 @@
-"""Tables that anybody published: as a frame of figures, whole trainings from tables of phases, the best configuration.
+"""Tables that anybody published: as a frame of figures, and whole trainings from tables of phases.
 
 `read_table` reads CSV or Parquet into a `TableFile`; errors name file, row (from 1, below the header) and column.
 `published_frame` makes it the frame that runs have, `training_totals` sums the phases of each configuration
-(`joules totals`), `choose` picks the best row against a reference (`joules pick`). docs/reference/totals.md has the
-columns and the rules.
+(`joules totals`). docs/reference/totals.md has the columns and the rules.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -25,7 +24,6 @@ from powerd_analytics.export import csv_cell
 from powerd_analytics.figures import (
     ATTRIBUTE,
     COLUMNS,
-    Condition,
     Frame,
     Values,
     floats,
@@ -224,13 +222,13 @@ def published_frame(table: TableFile) -> Frame:
 
     Raises `AnalysisError` with file, row and column for a cell that is no number where a figure stands.
     """
-    names = {name: _first_of(table, _OTHER_NAMES.get(name, (name,))) for name in (*COLUMNS, *_OF_TRAININGS)}
+    names = {name: first_of(table, _OTHER_NAMES.get(name, (name,))) for name in (*COLUMNS, *_OF_TRAININGS)}
     read = {name: own for name, own in names.items() if own and name not in _WORKED_OUT}
     if not set(table.cells.get("kind", ())) <= set(KINDS):
         read.pop("kind")
     columns: dict[str, Any] = {name: _column(table, name, own) for name, own in read.items()}
     for name, units in _UNITS.items():
-        if _first_of(table, list(units)):
+        if first_of(table, list(units)):
             columns[name] = column_in(table, units)
     used = {*read.values(), *_WORKED_OUT, "u95_s"}.union(*_UNITS.values())
     for name in table.columns:
@@ -306,7 +304,8 @@ def _stated(frame: Frame, n: Values, each: str, whole: str) -> Values:
     return np.where(np.isnan(first), second, first)
 
 
-def _first_of(table: TableFile, names: Sequence[str]) -> str | None:
+def first_of(table: TableFile, names: Sequence[str]) -> str | None:
+    """The first of some columns that the table has."""
     return next((name for name in names if name in table.columns), None)
 
 
@@ -548,170 +547,3 @@ def _gflops_per_w(
 
 def _lack(c: Configuration, what: str, phases: Sequence[str]) -> str:
     return f"{c}: no {what} of {printable(' and '.join(phases), limit=200)}"
-
-
-# -- the best of several configurations --------------------------------------------------------------------------------
-
-Metric = Literal["e", "edp", "eds", "cost"]
-
-COLUMN_OF: Mapping[Metric, tuple[str, str]] = {
-    "e": ("energy_j", "j_per_sample"),
-    "edp": ("edp_js", "edp_per_sample_js"),
-    "eds": ("eds", "eds"),
-    "cost": ("cost_j", "cost_per_sample_j"),
-}
-"""The column of a metric: of the rows as they are, and of a sample."""
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """The best row of one group, by its number from 0 in the table."""
-
-    row: int
-    energy_j: float
-    """Of the whole row."""
-    value: float
-    """The metric, as `COLUMN_OF` calls it."""
-    energy_saving_pct: float
-    performance_loss_pct: float
-    saving_minus_loss_pct: float
-    is_per_sample: bool = False
-
-
-def choose(
-    table: TableFile,
-    reference: Condition,
-    metric: Metric,
-    where: Sequence[Condition] = (),
-    by: Sequence[str] = (),
-    *,
-    k: float = 2.0,
-    eta: float = 0.5,
-    max_power_w: float | None = None,
-) -> tuple[list[Choice], list[str]]:
-    """The best row in all that fulfil ``where``, or in each group of equal cells in the columns ``by``; and notes.
-
-    Energy and time are those of `published_frame`. Rows of a group that did unequal work, by their iterations or
-    samples, are compared by what they took for a sample, and then those of all groups are. Rows without energy or time
-    were not run and are passed over; of equally good ones the first is taken. ``max_power_w`` None: the highest power
-    cap in the group. Raises `AnalysisError` for a table without these columns or with two that differ, without exactly
-    one reference row in a group, with cells that are no numbers, in any row, and for unequal work where samples are not
-    known.
-    """
-    table.require(*by)
-    for each, units in (("j_per_batch", ENERGY_J), ("s_per_batch", TIME_S)):
-        if _first_of(table, (*units, each)) is None:
-            table.require(next(iter(units)))
-    frame = published_frame(table)
-    energy_j, time_s = floats(frame, "energy_j"), floats(frame, "time_s")
-    is_run = ~(np.isnan(energy_j) | np.isnan(time_s))
-    rows = list(range(len(table)))
-    for condition in where:
-        rows = _rows_with(condition, table, rows)
-    groups: dict[tuple[str, ...], list[int]] = {}
-    for i in rows:
-        groups.setdefault(tuple(table.cells[column][i] for column in by), []).append(i)
-    notes: list[str] = []
-    work = _work(table, frame)
-    run = [work.loc[[i for i in group if is_run[i]]] for group in groups.values()]
-    unequal = next(filter(_is_unequal, run), None)
-    if unequal is not None:
-        notes.append(_by_the_sample(table, pd.concat(run), unequal))
-        energy_j, time_s = energy_j / np.asarray(work["samples"]), time_s / np.asarray(work["samples"])
-    choices = []
-    for group in groups.values():
-        ref = _rows_with(reference, table, group)
-        if len(ref) > 1:
-            raise AnalysisError(
-                f"{table.name}: {len(ref)} rows are the reference {reference}: "
-                "narrow them down with --where COLUMN=VALUE, or pick one of each with --by COLUMN"
-            )
-        figures = {i: (float(energy_j[i]), float(time_s[i])) for i in group if is_run[i]}
-        if not all(figures.get(ref[0], (0.0,))):
-            raise AnalysisError(f"{table.at(ref[0])}: the reference {reference} has no energy or no time")
-        notes += [f"{table.at(i)}: no energy or no time: not among the choices" for i in group if i not in figures]
-        notes += [
-            f"{table.at(i)}: 0 counts as 0; leave empty what was not measured" for i in figures if 0 in figures[i]
-        ]
-        most_w = max_power_w
-        if metric == "cost" and most_w is None:
-            most_w = _max_power_w(table, list(figures), notes)
-        values = []
-        for e, t in figures.values():
-            if metric == "eds":
-                values.append(metrics.eds(e, t, *figures[ref[0]], k))
-            elif metric == "cost":
-                values.append(metrics.zeus_cost_j(e, t, most_w or 0.0, eta))
-            else:
-                values.append(metrics.edp_js(e, t) if metric == "edp" else e)
-        if not all(map(math.isfinite, values)):
-            raise AnalysisError(f"{table.name}: energy and time are too large: their metric is no finite number")
-        at = metrics.best(values)
-        best = list(figures)[at]
-        (e, t), (e_ref, t_ref) = figures[best], figures[ref[0]]
-        saving, loss = metrics.energy_saving_pct(e, e_ref), metrics.performance_loss_pct(t, t_ref)
-        both = metrics.saving_minus_loss_pct(e, t, e_ref, t_ref)
-        whole_j = float(frame["energy_j"][best])
-        choices.append(Choice(best, whole_j, values[at], saving, loss, both, is_per_sample=unequal is not None))
-    return choices, list(dict.fromkeys(notes))
-
-
-def _rows_with(condition: Condition, table: TableFile, among: Sequence[int]) -> list[int]:
-    """The rows for which it holds. Raises `AnalysisError` for a column that is not there, and for none."""
-    table.require(condition.column)
-    cells = table.cells[condition.column]
-    rows = [i for i in among if condition.holds(cells[i])]
-    if not rows:
-        values = printable(", ".join(dict.fromkeys(filter(None, cells))), limit=300)
-        raise AnalysisError(f"{table.name}: no row has {condition}; {condition.column} is {values}")
-    return rows
-
-
-def _work(table: TableFile, frame: Frame) -> pd.DataFrame:
-    """``iterations``, ``batch_size`` and ``samples`` of each row; NaN where the table does not say."""
-    iterations, batch_size = floats(frame, "iterations"), floats(frame, "batch_size")
-    samples = table.numbers("samples", positive=True) if "samples" in table.columns else np.full(len(table), np.nan)
-    samples = np.where(np.isnan(samples), iterations * batch_size, samples)
-    samples = np.where(samples > 0, samples, np.nan)
-    return pd.DataFrame({"iterations": iterations, "batch_size": batch_size, "samples": samples})
-
-
-def _is_unequal(work: pd.DataFrame) -> bool:
-    """Whether rows did unequal work, as far as the table says what they did.
-
-    At one batch size, iterations must be the same. At several, samples may differ by `ROUNDED`: the last batch of an
-    epoch is smaller.
-    """
-    counts = work[["iterations", "samples"]]
-    if counts.isna().all(axis=None):
-        return False
-    of_one_size = counts.groupby(work["batch_size"], dropna=False).nunique(dropna=False)
-    samples = work["samples"]
-    is_said_of_some = samples.isna().nunique() > 1
-    return bool((of_one_size > 1).any(axis=None) or is_said_of_some or samples.max() > (1 + ROUNDED) * samples.min())
-
-
-def _by_the_sample(table: TableFile, work: pd.DataFrame, unequal: pd.DataFrame) -> str:
-    """The note on rows that are compared by the sample. Raises `AnalysisError` where one has no number of samples."""
-    ranges = [
-        f"{unequal[name].min():g} to {unequal[name].max():g} {name}"
-        for name in ("iterations", "samples")
-        if unequal[name].nunique() > 1
-    ]
-    what = f"the rows did unequal work ({ranges[0] if ranges else 'as far as some say'})"
-    for row in work.index[work["samples"].isna()]:
-        raise AnalysisError(
-            f"{table.at(row)}: {what}, and this one does not say of how many samples: "
-            "give columns iterations and batch, or samples"
-        )
-    return f"{table.name}: {what}: energy and time are compared by the sample"
-
-
-def _max_power_w(table: TableFile, rows: Sequence[int], notes: list[str]) -> float:
-    name = _first_of(table, CAPS_W)
-    caps_w = table.numbers(name)[list(rows)] if name is not None else np.zeros(0)
-    highest_w = float(np.nanmax(caps_w, initial=0.0))
-    if not highest_w:
-        raise ConfigError(f"the cost needs the maximum power of the GPU: give --max-power W, or a column {CAPS_W[1]}")
-    notes.append(f"maximum power {highest_w:g} W is the highest {name}; --max-power W gives another")
-    return highest_w

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from powerd_analytics.energy.uncertainty import known
 from powerd_analytics.figures import (
+    RESULT,
     Figure,
     Frame,
     Record,
@@ -30,6 +31,7 @@ from powerd_analytics.figures import (
     with_eds,
     worked_out,
 )
+from powerd_analytics.runs.accuracy import BEST
 from powerd_analytics.text import joined
 
 FACTORS = (
@@ -160,11 +162,12 @@ def _with_joules(frame: Frame, cells: NDArray[np.int64]) -> tuple[NDArray[np.boo
     known_rows = pd.Series(has.astype(int)).groupby(cells).transform("sum").to_numpy()
     count = pd.Series(has).groupby(cells).transform("size").to_numpy()
     is_mixed = (known_rows > 0) & (known_rows < count)
-    notes = {
-        int(cell): f"mean of {known_rows[i]} of {count[i]} runs, the others have no joules"
-        for cell, i in zip(*np.unique(np.where(is_mixed, cells, -1), return_index=True), strict=True)
-        if cell >= 0
-    }
+    notes = {}
+    for cell, i in zip(*np.unique(np.where(is_mixed, cells, -1), return_index=True), strict=True):
+        if cell >= 0:
+            reasons = joined(*frame["note"][(cells == cell) & ~has].dropna()).replace("; ", ", ")
+            text = f"mean of {known_rows[i]} of {count[i]} runs, the others have no joules"
+            notes[int(cell)] = f"{text}: {reasons}" if reasons else text
     return has | ~is_mixed, notes
 
 
@@ -196,7 +199,7 @@ def _mean(same: Sequence[Record]) -> dict[str, object]:
     """The columns of the mean of a cell's rows that no rule a column gives, and what to note."""
     first, name = same[0], joules_column(same[0])
     mean: dict[str, object] = {"note": ""}
-    seconds = _mean_of(same, "s_per_batch")
+    seconds = _mean_of(same, "s_per_batch") or _mean_of(same, "time_s")
     joules = _mean_of(same, name)
     mean["u_s_per_batch"] = seconds.u_statistical if seconds else None
     rated = next((r for r in same if number_of(r, "samples_per_s") and number_of(r, "s_per_batch")), None)
@@ -215,7 +218,18 @@ def _mean(same: Sequence[Record]) -> dict[str, object]:
     elif bases:
         figure = mean_of_repeats([f.inverse() for f, _ in figures]).inverse()
         mean |= gflops_columns(figure) | dict(zip(BASIS, bases[0], strict=True))
+    mean |= _u_of_results(same)
     return mean | ({"s_per_batch": seconds.value} if seconds and first["kind"] == "phase" else {})
+
+
+def _u_of_results(same: Sequence[Record]) -> dict[str, object]:
+    """``u_result_NAME``: the standard uncertainty of the mean result of n repeats, all of which have it."""
+    u: dict[str, object] = {}
+    for name in (name for name in same[0] if name.startswith(RESULT) and not name.endswith(BEST)):
+        values = [value for r in same if (value := number_of(r, name)) is not None]
+        if len(values) == len(same):
+            u[f"u_{name}"] = known(float(np.std(values, ddof=1) / np.sqrt(len(values))), float(np.mean(values)))
+    return u
 
 
 def _mean_of(same: Sequence[Record], name: str) -> Figure | None:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from powerd_analytics.accuracy import check_reached, target_frame
 from powerd_analytics.export import Cell
 from powerd_analytics.figures import (
     ATTRIBUTE,
@@ -40,6 +41,7 @@ from powerd_analytics.index import index_frame, is_index, run_files
 from powerd_analytics.machines import merge_machines
 from powerd_analytics.metrics import iterations_of
 from powerd_analytics.repeats import CAP_STEP_W, OF_ALL_BATCHES, gflops_columns, joules_columns
+from powerd_analytics.runs.accuracy import Target
 from powerd_analytics.runs.nesting import PASSES_OF
 from powerd_analytics.runs.phases import LAYER
 from powerd_analytics.runs.run import Progress, no_progress
@@ -54,18 +56,20 @@ def read_runs(
     calibration: Path | None = None,
     *,
     is_one_job: bool = False,
+    target: Target | None = None,
     progress: Progress = no_progress,
 ) -> Frame:
     """The frame of all runs in ``paths`` (files, directories, indexes), checked by `check_run` and `check_runs`.
 
     Rows of indexes are taken from there. With a file of ``calibration``, all run files are read, and the joules of its
-    sensors are computed again by it.
+    sensors are computed again by it. With a ``target`` all are read, too, and totals end where it is reached
+    (`powerd_analytics.accuracy.target_frame`).
 
     Runs that are parts of one training over several machines are one (`merge_machines`); with ``is_one_job`` all are.
     """
     files = run_files(paths)
     indexed: dict[str, Frame] = {}
-    for path in paths if calibration is None else ():
+    for path in paths if calibration is None and target is None else ():
         if is_index(path):
             of_index = index_frame(path, device, progress=progress)
             indexed |= {str(name): own.reset_index(drop=True) for name, own in of_index.groupby("path", sort=False)}
@@ -73,11 +77,17 @@ def read_runs(
     for i, path in enumerate(files):
         frame = indexed.get(str(path))
         if frame is None:
-            frame = run_frame(path, device, calibration, progress=part_of(progress, i, len(files), path.name))
+            of_file = part_of(progress, i, len(files), path.name)
+            if target is not None:
+                frame = target_frame(path, target, device, calibration, progress=of_file)
+            else:
+                frame = run_frame(path, device, calibration, progress=of_file)
         check_run(path, frame)
         frames.append(frame)
     every = together(frames)
     check_runs(every)
+    if target is not None:
+        check_reached(every, target)
     return merge_machines(every, by_hand=is_one_job)
 
 
@@ -260,6 +270,11 @@ def _sum_of_gpus(same: Sequence[Record]) -> dict[str, Any]:
     is_known = len(inverse) == len(same)
     mean = sum_of_figures(inverse, range(len(same))).scaled(1 / len(same)).inverse() if is_known else None
     return total | gflops_columns(mean)
+
+
+def without_sums(frame: Frame) -> Frame:
+    """Without the rows of GPUs that are added up."""
+    return frame[~frame["device"].str.contains("+", regex=False).fillna(False)].reset_index(drop=True)
 
 
 def without_summands(frame: Frame) -> Frame:

@@ -101,6 +101,24 @@ def test_lightnings_order_of_events(lightning, meter):
     assert not optimizer._optimizer_step_pre_hooks
 
 
+def results(meter):
+    return [{n: float(v) for n, v in values.items()} for name, values in meter.tape.events if name == "result"]
+
+
+def test_lightnings_metrics_are_results_behind_each_evaluation(lightning, meter):
+    callback, trainer, model = lightning
+    trainer.sanity_checking, trainer.callback_metrics, trainer.current_epoch = True, {"val_acc": torch.tensor(0.1)}, 0
+    callback.on_validation_end(trainer, model)
+    trainer.sanity_checking, trainer.callback_metrics = False, {}
+    callback.on_validation_end(trainer, model)
+    assert results(meter) == []
+    trainer.callback_metrics = {"val_acc": torch.tensor(0.5), "val_loss": torch.tensor(0.75)}
+    callback.on_validation_end(trainer, model)
+    trainer.callback_metrics, trainer.current_epoch = {"test_acc": torch.tensor(0.25)}, 1
+    callback.on_test_end(trainer, model)
+    assert results(meter) == [{"epoch": 0, "val_acc": 0.5, "val_loss": 0.75}, {"epoch": 1, "test_acc": 0.25}]
+
+
 class Adversaries(nn.Module):
     """A module for manual optimization, with two networks and a loss."""
 
@@ -185,6 +203,14 @@ def test_trainers_order_of_events(transformers, meter):
     assert type(loader) is Loader
     assert list(loader) == [1, 2, 3]
     assert not model._forward_hooks
+
+
+def test_a_trainers_evaluation_is_a_result(transformers, meter):
+    metrics = {"eval_loss": 0.5, "eval_accuracy": 0.75, "eval_runtime": 3.2, "eval_samples_per_second": 100.0,
+               "eval_steps_per_second": 1.0, "eval_model_preparation_time": 0.1, "epoch": 2.0}  # fmt: skip
+    transformers.on_evaluate(None, None, None, metrics=metrics)
+    transformers.on_evaluate(None, None, None)
+    assert results(meter) == [{"loss": 0.5, "accuracy": 0.75, "epoch": 2.0}]
 
 
 @pytest.mark.parametrize("way", ["torch.compile", "in place"])

@@ -15,7 +15,7 @@ class Tape:
     def __init__(self):
         self.failure, self.dropped, self.token = None, 0, 0
         self.kinds, self.cuts, self.notes, self.marks = {}, {}, [], []
-        self.devices = []
+        self.devices, self.events = [], []
         self.is_closed = False
 
     def kind(self, name, attributes, timing):
@@ -84,6 +84,7 @@ class TapedMeter(Meter):
     def _open(self, *_, **__):
         self.tape = Tape()
         self._writer, self._mark = self.tape, self.tape.mark
+        self._event = lambda name, values: self.tape.events.append((name, dict(values)))
 
     def tree(self, drop=()):
         return self.tape.tree(drop)

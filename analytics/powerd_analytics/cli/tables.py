@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from powerd_analytics.layouts import Choice
 
 TableFormat = Literal["text", "csv", "json", "markdown", "latex", "parquet"]
-Which = Literal["time", "energy", "totals", "efficiency", "gain", "ranks", "records", "iterations"]
+Which = Literal["time", "energy", "totals", "accuracy", "efficiency", "gain", "ranks", "cards", "records", "iterations"]
 _FOR_PROGRAMS = ("csv", "json", "parquet")
 
 
@@ -55,6 +55,20 @@ def tables(
         Parameter(negative="", help="A setting or attribute that does not part repeats. May be repeated."),
     ] = None,
     gain: Annotated[str | None, Parameter(help="A,B: figures of product B over those of A; of two by itself.")] = None,
+    to: Annotated[
+        str | None, Parameter(help="NAME=VALUE, as in top1=0.98: seconds and joules up to the first result as good.")
+    ] = None,
+    weights: Annotated[
+        str | None, Parameter(help="NAME=WEIGHT,...: adds a weighted average of results to the table `accuracy`.")
+    ] = None,
+    card_spread: Annotated[
+        float | None,
+        Parameter(help="Relative standard deviation between equal cards, as in 0.03, for the table `cards`."),
+    ] = None,
+    mix: Annotated[
+        list[str] | None,
+        Parameter(negative="", help="For `cards`: what that many GPUs in all are, as in pascal=2,maxwell=2."),
+    ] = None,
     job: Annotated[
         bool, Parameter(negative="", help="The runs are one training over several machines, though they do not say so.")
     ] = False,
@@ -83,6 +97,8 @@ def tables(
 
       joules tables runs/ --pivot model,batch:gpus:j_per_batch
 
+      joules tables runs/ --to top1=0.98
+
       joules tables runs/ --format latex -o tables.tex
 
       joules tables run.h5 --table iterations --format csv -o iterations.csv
@@ -92,18 +108,26 @@ def tables(
     if not runs:
         raise ConfigError("no run to make tables of: give run files, or directories of them")
     if table and "iterations" in table:
-        others = (where, pivot, averages, ignore, gain, job, into, wide, notes, above_idle)
+        others = (where, pivot, averages, ignore, gain, to, weights, job, into, wide, notes, above_idle)
         _refuse(
             "--table iterations takes one run file, and of the options --device, --calibration, --format and --output",
             len(runs) > 1 or len(table) > 1 or any(others) or training != shared.UNSTATED or costs != shared.FREE,
         )
         _print_iterations(runs[0], format, output, device, calibration, overwrite=overwrite)
         return
-    asked = any((table, where, pivot, averages, ignore, gain, job, into))
+    asked = any((table, where, pivot, averages, ignore, gain, to, weights, job, into))
+    _refuse(
+        "--card-spread and --mix are for --table cards: choose that",
+        bool((card_spread is not None or mix) and "cards" not in (table or ())),
+    )
     asked = asked or training != shared.UNSTATED or costs != shared.FREE or format in ("latex", "parquet")
     if asked or len(runs) > 1 or runs[0].is_dir() or runs[0].suffix == ".parquet":
+        from powerd_analytics.accuracy import parse_weights
+        from powerd_analytics.cards import Cards
         from powerd_analytics.layouts import Choice, pair_of
         from powerd_analytics.pivots import PivotRequest
+        from powerd_analytics.published import parse_mixes
+        from powerd_analytics.runs.accuracy import Target
 
         alone = {"--above-idle": above_idle, "--wide": wide, "--notes": notes}
         for name, is_given in alone.items():
@@ -111,7 +135,8 @@ def tables(
         request = None if pivot is None else PivotRequest.parse(pivot)
         choice = Choice(
             tuple(table or ()), tuple(where or ()), request, averages, training.length(), pair_of(gain),
-            costs.factors(), tuple(ignore or ()),
+            costs.factors(), tuple(ignore or ()), None if to is None else Target.parse(to),
+            None if weights is None else parse_weights(weights), Cards(card_spread, parse_mixes(mix or [])),
         )  # fmt: skip
         _print_runs(runs, choice, format, output, device, calibration, into, is_one_job=job, overwrite=overwrite)
         return
@@ -150,16 +175,24 @@ def _print_runs(
         "a pivot has neither --table nor CO2 and money: leave these out", pivot and bool(choice.names or choice.factors)
     )
     _refuse("--averages belongs to a pivot: add --pivot ROWS:COLUMNS:VALUE", choice.averages and not pivot)
+    is_one_stretch = pivot or is_one_job or bool(choice.length) or any(name != "accuracy" for name in choice.names)
+    _refuse(
+        "--to is for the table `accuracy` of what was recorded: leave the others out",
+        choice.target is not None and is_one_stretch,
+    )
     shared.refuse_existing(output, overwrite, runs)
     shared.refuse_existing(into, True, is_hdf5=True)  # tables are added to a file that exists
     with LateProgress() as progress:
-        tables = chosen_tables(read_runs(runs, device, calibration, is_one_job=is_one_job, progress=progress), choice)
+        frame = read_runs(
+            runs, device, calibration, is_one_job=is_one_job, target=choice.target, progress=progress
+        )  # fmt: skip
+        tables = chosen_tables(frame, choice)
     if into is not None:
         write_tables(into, tables, overwrite=overwrite)
         print(f"{into}: /tables/{{{','.join(table.name for table in tables)}}}")
         if output is None and format == "text":
             return
-    if not choice.names and not pivot:  # all for people, or every row for programs
+    if not choice.names and not pivot and choice.target is None:  # all for people, or every row for programs
         tables = [t for t in tables if (t.name == "records") == (format in _FOR_PROGRAMS)]
     if format == "parquet" and output is not None:
         shared.write(output, lambda partial: write_parquet(tables[0], partial), overwrite)
@@ -464,8 +497,6 @@ def layers(
 
 # ---- tables that anybody published ---------------------------------------------------------------------------------
 
-Metric = Literal["e", "edp", "eds", "cost"]
-
 
 def totals(
     *phases: Annotated[Path, Parameter(help="Tables of phases, CSV or Parquet; several are joined.")],
@@ -514,13 +545,23 @@ def pick(
     table: Annotated[Path, Parameter(help="Configurations with energy_j and time_s, CSV or Parquet.")],
     /,
     *,
-    reference: Annotated[str, Parameter(help="COLUMN=VALUE of the row that the others are compared with.")],
-    metric: Annotated[Metric, Parameter(help="What is to be lowest: energy, EDP, EDS or the cost of Zeus.")],
+    reference: Annotated[str, Parameter(help="COLUMN=VALUE,... of the row that the others are compared with.")],
+    metric: Annotated[
+        str,
+        Parameter(
+            help="What is to be best, one or several: e, time, edp, ed2p, eds, eds:1.5, cost (of Zeus), sml (saving "
+            "minus loss), gflops_per_w, j_per_sample, money."
+        ),
+    ],
     k: Annotated[float, Parameter(help="Of EDS: 2 weighs energy and time alike, less favours time.")] = 2.0,
     eta: Annotated[float, Parameter(help="Of the cost: 1 counts energy alone, 0 time alone.")] = 0.5,
     max_power: Annotated[
         float | None, Parameter(help="Of the cost: maximum power of the GPU in W; else the highest cap in the table.")
     ] = None,
+    within: Annotated[
+        float | None, Parameter(help="Only rows whose accuracy is so near the best one's, in its own unit.")
+    ] = None,
+    of: Annotated[str, Parameter(help="The accuracy that --within is of, as in top1.")] = "",
     where: Annotated[
         list[str] | None, Parameter(negative="", help="COLUMN=VALUE: only these rows. May be repeated.")
     ] = None,
@@ -538,52 +579,62 @@ def pick(
 ) -> None:
     """Print the best row of a table of configurations.
 
-    With the metric, and what it saves and costs against a reference. Rows that did
-    unequal work are compared by the sample, or refused.
+    With the metric, and what it saves and costs against a reference. Where the table
+    says how sure its joules are, with U95 and with all rows that cannot be told from
+    the best. Rows that did unequal work are compared by the sample, or refused.
 
     For example:
 
       joules pick caps.csv --reference power_cap_w=260 --metric edp
 
-      joules pick caps.csv --reference target=default --metric eds --k 1.5 --by model
+      joules pick caps.csv --reference target=default --metric e,edp,eds:1.5,eds:2 --by model
 
-      joules pick totals.csv --reference gpus=1 --metric e --price-per-kwh 0.30 --currency EUR
+      joules pick runs.csv --reference power_cap_w=300,batch_size=64 --metric e,edp --within 0.5 --of top1
+
+      joules pick totals.csv --reference gpus=1 --metric money --price-per-kwh 0.30 --currency EUR
     """
+    from powerd_analytics.choice import Request, choose, parse_metrics, parse_reference, pick_table, picked_rows
     from powerd_analytics.costs import Factors
     from powerd_analytics.figures import parse_condition
-    from powerd_analytics.published import COLUMN_OF, choose, csv_text, read_table
+    from powerd_analytics.published import csv_text, read_table
     from powerd_analytics.text import digits
 
-    if not (math.isfinite(k) and k >= 1):
-        raise ConfigError(f"--k {k:g}: must be 1 or more")
-    if not 0 <= eta <= 1:
-        raise ConfigError(f"--eta {eta:g}: must lie between 0 and 1")
+    _refuse(f"--eta {eta:g}: must lie between 0 and 1", not 0 <= eta <= 1)
     if max_power is not None and not (math.isfinite(max_power) and max_power > 0):
         raise ConfigError(f"--max-power {max_power:g}: must be above 0")
-    factors = Factors(co2_g_per_kwh=co2_g_per_kwh, price_per_kwh=price_per_kwh, currency=currency)
-    ref = parse_condition("--reference", reference)
-    conditions = [parse_condition("--where", text) for text in where or []]
+    if within is not None and not (math.isfinite(within) and within >= 0):
+        raise ConfigError(f"--within {within:g}: must be 0 or more")
+    _refuse("--within and --of belong together: give both, as in --within 0.5 --of top1", (within is None) == bool(of))
+    request = Request(
+        reference=parse_reference(reference),
+        metrics=parse_metrics(metric, k),
+        where=[parse_condition("--where", text) for text in where or []],
+        by=by or [],
+        eta=eta,
+        max_power_w=max_power,
+        within=within,
+        of=of,
+        factors=Factors(co2_g_per_kwh=co2_g_per_kwh, price_per_kwh=price_per_kwh, currency=currency),
+    )
+    is_money = any(asked.name == "money" for asked in request.metrics)
+    _refuse("--metric money needs --price-per-kwh: give that too", is_money and price_per_kwh is None)
     shared.refuse_existing(output, overwrite, [table])
     with LateProgress() as progress:
         configurations = read_table(table, progress)
-        choices, notes = choose(configurations, ref, metric, conditions, by or [], k=k, eta=eta, max_power_w=max_power)
+        choices, notes = choose(configurations, request)
     shared.warn(notes)
-    computed: dict[str, list[float | None]] = {COLUMN_OF[metric][choices[0].is_per_sample]: [c.value for c in choices]}
-    for name in ("energy_saving_pct", "performance_loss_pct", "saving_minus_loss_pct"):
-        computed[name] = [getattr(c, name) for c in choices]
-    # A table of configurations says nothing of what its joules are unsure of.
-    for name in (name for name in factors.columns if not name.startswith("u95_")):
-        computed[name] = [factors.of(c.energy_j, None)[name] for c in choices]
-    picked = configurations.cells.iloc[[c.row for c in choices]].reset_index(drop=True)
-    picked = picked.drop(columns=list(computed), errors="ignore").assign(**computed)
-    if format == "text" or (format is None and shared.goes_to_terminal(output)):
+    is_text = format == "text" or (format is None and shared.goes_to_terminal(output))
+    if is_text and len(request.metrics) > 1:
+        text = shared.tables_text([pick_table(configurations, request, choices)], "text", output, 80)
+    elif is_text:
         # One line for each column: tables of configurations are wide, and picks are few.
+        picked = picked_rows(configurations, request, choices)
         width = max(map(len, picked))
         lines = []
         for name, values in picked.items():
-            texts = [digits(v) if name in computed else printable(v, limit=200) for v in values]
+            texts = [digits(v) if isinstance(v, float) else printable(v or "–", limit=200) for v in values]
             lines.append(f"{printable(str(name)):{width}}  {'  '.join(texts)}\n")
         text = "".join(lines)
     else:
-        text = csv_text(picked)
+        text = csv_text(picked_rows(configurations, request, choices))
     shared.put_out(text, output, overwrite)

@@ -133,7 +133,8 @@ def expanded(
     k = factor(u, rectangle)
     is_few = np.isfinite(freedom) & (us > 0)
     if np.any(is_few):
-        k = k * np.where(is_few, student(freedom * (u / np.where(us > 0, us, 1.0)) ** 1.5), NORMAL) / NORMAL
+        few = np.where(is_few, freedom, 1.0) * (u / np.where(us > 0, us, 1.0)) ** 1.5
+        k = k * np.where(is_few, student(np.where(is_few, few, 1.0)), NORMAL) / NORMAL
     return np.asarray(k * u)
 
 

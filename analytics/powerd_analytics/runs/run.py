@@ -162,13 +162,18 @@ class Run:
     def result(self) -> Mapping[str, Any]:
         """How good what was trained is, as `Meter.result` said it: the last value of each name, of the first rank that
         gave any."""
+        last: dict[str, Any] = {}
+        for event in self.results:
+            last |= event.values
+        return last
+
+    @property
+    def results(self) -> tuple[Event, ...]:
+        """The events of `Meter.result`, in the order of their times; of several ranks those of the first that has any:
+        all ranks of a training say the same."""
         events = [event for event in self.events if event.name == RESULT]
         first = min((event.rank or 0 for event in events), default=0)
-        last: dict[str, Any] = {}
-        for event in events:
-            if (event.rank or 0) == first:
-                last |= event.values
-        return last
+        return tuple(event for event in events if (event.rank or 0) == first)
 
     @property
     def campaign(self) -> Mapping[str, Any]:

@@ -29,6 +29,9 @@ class PowerdCallback(pl.Callback):  # type: ignore[misc]
     ``forward`` is the call of the module or of one of its networks (the modules right inside it with parameters; where
     there are several, each is a ``model`` by its name).
 
+    The metrics that Lightning has after each validation and test become a `Meter.result` under the names by which they
+    were logged, with the epoch.
+
     ``layers``, ``communication`` and ``attributes`` are as for `Meter.watch`.
     """
 
@@ -119,3 +122,11 @@ class PowerdCallback(pl.Callback):  # type: ignore[misc]
         self._close()
 
     on_validation_batch_end = on_test_batch_end = on_predict_batch_end = on_train_batch_end
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        """Lightning's hook behind an evaluation. The few batches that it tries before a training are none."""
+        metrics = {} if trainer.sanity_checking else dict(trainer.callback_metrics)
+        if metrics:
+            self._meter.result(**{"epoch": trainer.current_epoch} | metrics)
+
+    on_test_end = on_validation_end

@@ -11,6 +11,9 @@ from powerd_client.meter import Meter
 from powerd_client.phase import Attribute
 from powerd_client.torch_hooks import Watch, watch
 
+_SPEED = ("_runtime", "_samples_per_second", "_steps_per_second", "_preparation_time", "_compilation_time")
+"""How the metrics of an evaluation end that say how fast it was."""
+
 
 class PowerdCallback(TrainerCallback):  # type: ignore[misc]
     """Marks ``data``, ``forward``, ``backward``, ``update`` and ``evaluation`` while a Trainer trains; the run has an
@@ -18,7 +21,8 @@ class PowerdCallback(TrainerCallback):  # type: ignore[misc]
 
     A Trainer has no event for forward and backward: they are marked by PyTorch's hooks, as with `Meter.watch`, on the
     model without its wrapper (a Trainer does not show that to callbacks, so DDP's communication is not marked). It
-    fetches the batches of all accumulated steps before the first of them. ``layers`` and ``attributes`` are as for
+    fetches the batches of all accumulated steps before the first of them. The metrics of each evaluation become a
+    `Meter.result` under their names without ``eval_``. ``layers`` and ``attributes`` are as for
     `Meter.watch`.
     """
 
@@ -57,6 +61,13 @@ class PowerdCallback(TrainerCallback):  # type: ignore[misc]
             marks.note(f"waits for data are not marked: {error}")
         else:
             self._watch.on_remove(lambda: become(loader, kind))
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """A Trainer's event behind each evaluation: its metrics are a result, but for how long it took."""
+        metrics = kwargs.get("metrics") or {}
+        results = {name.removeprefix("eval_"): value for name, value in metrics.items() if not name.endswith(_SPEED)}
+        if results:
+            self._meter.result(**results)
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
         if self._watch is not None:
