@@ -1,8 +1,8 @@
 """The design of a campaign: which cells there are, what a run of each is, and in which order they run.
 
-A cell is a setting of all factors. A block has each cell once, in an order that is drawn anew for every block, so that
-what drifts during a campaign falls on all cells alike. A run is one cell in one block: an `Item`. All of it follows
-from the file and its seed; nothing here reads a clock, a file or a device.
+A cell is a setting of all factors. A block has each cell once, in an order that is drawn anew for every second block;
+the block behind it goes backwards. So what drifts during a campaign falls on all cells alike. A run is one cell in one
+block: an `Item`. All of it follows from the file and its seed; nothing here reads a clock, a file or a device.
 """
 
 from __future__ import annotations
@@ -193,8 +193,9 @@ class Design:
         """The runs of a block, numbered from 0, in their order."""
         ordered = list(cells)
         if self.order == "randomised-blocks":
-            random.Random(f"{self.seed} {number}").shuffle(ordered)
-        elif self.order == "abba" and number % 2:
+            pair = number // 2
+            ordered.sort(key=lambda cell: random.Random(f"{self.seed} {pair} {cell.id}").random())
+        if self.order != "as-written" and number % 2:
             ordered.reverse()
         return [Item(cell, number, self.seed_in(number)) for cell in ordered]
 

@@ -14,12 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from powerd_analytics.campaigns.design import Cell, Design, Item
+from powerd_analytics.campaigns.design import KNOBS, Cell, Design, Item
 from powerd_analytics.campaigns.journal import Discard, History, Result
 from powerd_analytics.campaigns.stopping import QUANTILE_AFTER_LOOKS
 from powerd_analytics.energy.uncertainty import expanded, student
 from powerd_analytics.figures import ATTRIBUTE, COLUMNS, Frame, attribute_cell, frame_from, rows_of, worked_out
 from powerd_analytics.metrics import ed2p_js2, edp_js, eds
+from powerd_analytics.runs.phases import is_number_cell
 from powerd_core.errors import AnalysisError
 from powerd_core.lease import State
 from powerd_core.settings import SETTING
@@ -51,7 +52,8 @@ def result_of(file: Path, design: Design) -> Result:
         raise AnalysisError(f"{file} has no joules of {', '.join(devices) or 'any device'}{f': {why}' if why else ''}")
     first = [row for row in rows if row["device"] == devices[0]]
     verdict, why = worst((Verdict(text), str(row["verdict_note"] or "")) for row in rows for text in _verdicts(row))
-    numbers = {n: float(v) for n, v in run.result.items() if isinstance(v, int | float) and not isinstance(v, bool)}
+    numbers = {n: float(v) for n, v in run.result.items() if is_number_cell(v) and n != "epoch"}
+    is_held = any(name in KNOBS for name in design.factors)
     lost = next((e for e in run.events if e.name == SETTING and e.values.get("state") in _LOST), None)
     return Result(
         energy_j=sum(_of(row, "energy_j") for row in rows),
@@ -59,7 +61,7 @@ def result_of(file: Path, design: Design) -> Result:
         u_statistical_j=sqrt(sum(_of(row, "u_statistical_j") ** 2 for row in rows)),
         u_systematic_j=sum(_of(row, "u_systematic_j") for row in rows),
         samples=_samples(first) or design.samples,
-        verdict=verdict.value if any(_verdicts(row) for row in rows) else "",
+        verdict=verdict.value if is_held and any(_verdicts(row) for row in rows) else "",
         note=f"lease lost: {lost.values.get('why')}" if lost is not None else why,
         provenance=str(rows[0]["provenance"]),
         device=",".join(devices),
@@ -271,8 +273,6 @@ def same_losses(design: Design, history: History) -> list[str]:
 
     Runs are compared that differ in nothing but knobs.
     """
-    from powerd_analytics.campaigns.design import KNOBS
-
     groups: dict[tuple[Any, ...], dict[float, list[str]]] = {}
     for m in measured(design, history):
         loss = m.result.accuracy.get("loss")

@@ -148,7 +148,7 @@ def test_a_planted_drift_does_not_reach_the_ratios(tmp_path):
     for cell in group.cells:
         energy, _ = group.off_reference(cell)
         at = [operate(RTX_6000, NETWORKS["vgg19"], cap).energy_j for cap in (float(cell.levels["power_cap_w"]), 260.0)]
-        assert energy == pytest.approx(at[0] / at[1], rel=0.007)
+        assert energy == pytest.approx(at[0] / at[1], rel=0.007 if len(joules_of) % 2 else 0.001)
 
 
 def test_caps_of_metrics_rise_from_energy_to_time(tmp_path):

@@ -1,0 +1,127 @@
+"""Campaigns with real processes: runs that are recorded, a runner that is killed, caps held on a simulated GPU."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+DEADLINE_S = 100.0
+JOULES = [sys.executable, "-P", "-m", "powerd_analytics"]
+
+TRAINING = """
+import sys, time
+from powerd_client import Meter
+with Meter() as meter:
+    for _ in range(int(sys.argv[1])):
+        with meter.phase("iteration", batch_size=4):
+            sum(range(20_000)); time.sleep(0.02)
+    meter.result(loss=1.0 / int(sys.argv[2]), top1=0.5)
+"""
+FILE = """
+[campaign]
+name = "small"
+command = ["{python}", "{script}", "{{n}}", "{{seed}}"]
+[factors]
+n = [10, 20]
+[order]
+reference = {{n = 10}}
+[repeats]
+min = 2
+"""
+
+
+def verified(folder: Path) -> int:
+    journal = folder / "campaign.jsonl"
+    lines = journal.read_text().splitlines() if journal.exists() else []
+    return sum(json.loads(line)["event"] == "verified" for line in lines if line.endswith("}"))
+
+
+def test_a_campaign_is_recorded_and_goes_on_after_its_runner_was_killed(tmp_path):
+    (tmp_path / "train.py").write_text(TRAINING)
+    file = tmp_path / "small.toml"
+    file.write_text(FILE.format(python=sys.executable, script=tmp_path / "train.py"))
+    folder, deadline_s = tmp_path / "small", time.monotonic() + DEADLINE_S
+    runner = subprocess.Popen([*JOULES, "campaign", "run", file], stderr=subprocess.DEVNULL, cwd=tmp_path)
+    while not (verified(folder) and any("started" in line for line in _last(folder))):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+    runner.kill()
+    runner.wait()
+    before = verified(folder)
+    assert before < 4  # it was in the middle
+    while (told := _resumed(file, tmp_path)).returncode == 2 and "just ending" in told.stderr:
+        assert time.monotonic() < deadline_s  # the run that it left ends by itself
+        time.sleep(0.1)
+    assert told.returncode == 0, told.stderr
+    assert verified(folder) == 4
+    assert len(list((folder / "runs").glob("*.h5"))) == 4
+    table = subprocess.run(
+        [*JOULES, "campaign", "table", file, "--table", "cells", "--format", "json"], check=True, cwd=tmp_path,
+        stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    rows = json.loads(table.stdout)
+    assert [(row["n"], row["runs"], row["top1"]) for row in rows] == [(10, 2, 0.5), (20, 2, 0.5)]
+    records = subprocess.run(
+        [*JOULES, "tables", folder / "runs", "--table", "records", "--format", "json"], check=True,
+        stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    totals = [row for row in json.loads(records.stdout) if row["kind"] == "total"]
+    assert {row["campaign"] for row in totals} == {"small"}
+    assert {row["attribute_n"] for row in totals} == {10, 20}
+    assert len({row["program"] for row in totals}) == 1  # the levels are no part of it
+
+
+def _last(folder: Path) -> list[str]:
+    return (folder / "campaign.jsonl").read_text().splitlines()[-1:]
+
+
+def _resumed(file: Path, where: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*JOULES, "campaign", "resume", file], check=False, capture_output=True, text=True, cwd=where)
+
+
+def test_ctrl_c_ends_the_run_that_is_going_on_and_says_how_to_go_on(tmp_path):
+    (tmp_path / "train.py").write_text(TRAINING)
+    file = tmp_path / "small.toml"
+    file.write_text(FILE.format(python=sys.executable, script=tmp_path / "train.py").replace("[10, 20]", "[10, 5000]"))
+    runner = subprocess.Popen(
+        [*JOULES, "campaign", "run", file], stderr=subprocess.PIPE, cwd=tmp_path, text=True, start_new_session=True
+    )
+    deadline_s = time.monotonic() + DEADLINE_S
+    while not list((tmp_path / "small" / "runs").glob("*.journal")):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+    os.killpg(runner.pid, signal.SIGINT)
+    _, told = runner.communicate(timeout=DEADLINE_S)
+    assert runner.returncode == 130
+    assert "resume" in told
+    assert "Traceback" not in told
+
+
+def test_caps_of_a_campaign_are_held_on_a_simulated_gpu(tmp_path):
+    file = tmp_path / "caps.toml"
+    file.write_text(f"""
+[campaign]
+name = "caps"
+command = ["{sys.executable}", "{ROOT}/examples/sim_training.py", "--network", "vgg19", "--iterations", "6"]
+[factors]
+power_cap_w = [140, "default"]
+[order]
+reference = {{power_cap_w = "default"}}
+[repeats]
+min = 1
+""")
+    sim = [sys.executable, "-P", "-m", "powerd_daemon", "sim-gpu", "--control", "--"]
+    subprocess.run([*sim, *JOULES, "campaign", "run", file], check=True, cwd=tmp_path, timeout=DEADLINE_S)
+    table = subprocess.run(
+        [*JOULES, "campaign", "table", file, "--table", "cells", "--format", "json"], check=True, cwd=tmp_path,
+        stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    capped, default = json.loads(table.stdout)
+    assert (capped["power_cap_w"], default["power_cap_w"]) == (140, 260)
+    assert capped["energy_j"] < 0.85 * default["energy_j"]
+    assert capped["time_s"] > 1.1 * default["time_s"]
+    assert capped["verdict"] == default["verdict"] is None or capped["verdict"] == "honoured, binding"
