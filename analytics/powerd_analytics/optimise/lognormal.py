@@ -50,7 +50,7 @@ Places = NDArray[np.intp]
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """Set by hand on the V100 traces of Zeus with seeds 1 to 5. Standard deviations are of natural logarithms."""
+    """Set by hand on the traces of Zeus with seeds 1 to 5. Standard deviations are of natural logarithms."""
 
     noise_sd: float = 0.14
     """Of one training, before any was seen; worth ``noise_weight`` degrees of freedom."""
@@ -73,11 +73,18 @@ class Parameters:
     look_quantile: float = 1.64
     limit_window: int = 1
     """Steps of the limit that are profiled on either side of the best one of the nearest batch size."""
+    proved: int = 5
+    """Trainings at a batch size that have reached the target, after which all limits are profiled at it."""
+    never: float = 0.1
+    """Probability that a training never reaches the target at a batch size at which none has; of each that has, this
+    is a factor more."""
     most_tries: int = 2
     """Trainings of a recurrence that may be stopped; the next runs to its end at the default batch size."""
 
 
 LOOKAHEAD = (1, 2, 4, 8)
+LEAST_NEVER = 1e-6
+"""A training may break at any batch size."""
 MOST_CURVES = 12
 """Learning curves that are kept, the last ones."""
 
@@ -127,6 +134,8 @@ class Memory:
     recurrences: int = 0
     """That have reached their target."""
     next_look: float = 0.0
+    look: int = -1
+    """Trial that is the last second look; what it may cost is not asked so closely."""
     past: list[Past] = field(default_factory=list)
     profiles: list[Profile] = field(default_factory=list)
     curves: list[Curve] = field(default_factory=list)
@@ -187,6 +196,8 @@ class _Prospect(NamedTuple):
     best_j: float
     """Expected cost of a training at the best batch size; infinite before any reached the target."""
     horizon: int
+    never: float
+    """Probability that it never reaches the target, before it began."""
     is_last_resort: bool
 
 
@@ -236,19 +247,19 @@ class LognormalPolicy(RememberingPolicy[Memory]):
 
     def _choose(self, belief: Belief, best: int, pending: Sequence[Trial]) -> int:
         """The best batch size, or another one from which so much may be learnt that it is worth its price."""
-        within = self._within_reach()
+        memory = self.memory
+        others = [place for place in self._within_reach() if place != best]
         best_j = float(belief.expected_j[best])
-        if self.memory.recurrences >= self.memory.next_look:
-            self.memory.next_look = self.parameters.look_ratio * self.memory.recurrences
+        if memory.recurrences >= memory.next_look:
+            memory.next_look = self.parameters.look_ratio * memory.recurrences
             spread = np.sqrt(belief.variance + belief.cost_variance)
             luckiest = belief.mean + belief.cost_mean + belief.noise_variance / 2
             luckiest = luckiest - self.parameters.look_quantile * spread
-            others = [place for place in within if place != best]
             looked_at = min(others, key=lambda place: float(luckiest[place]), default=best)
             if math.exp(luckiest[looked_at]) < best_j:
+                memory.look = memory.trials
                 return looked_at
-        horizon = self._horizon()
-        values = {place: self._value(belief, place, best_j, horizon) for place in within if place != best}
+        values = {place: self._value(belief, place, best_j) for place in others}
         chosen = max(values, key=lambda place: values[place], default=best)
         return chosen if values.get(chosen, 0.0) > 0 else best
 
@@ -261,13 +272,24 @@ class LognormalPolicy(RememberingPolicy[Memory]):
     def _horizon(self) -> int:
         return max(self.parameters.least_horizon, self.memory.recurrences)
 
-    def _value(self, belief: Belief, place: int, best_j: float, horizon: int) -> float:
+    def _never(self, batch_size: int) -> float:
+        """Probability that a training at a batch size never reaches the target."""
+        reached = sum(past.is_reached for past in self.memory.past if past.batch_size == batch_size)
+        return max(self.parameters.never ** (1 + reached), LEAST_NEVER)
+
+    def _value(self, belief: Belief, place: int, best_j: float) -> float:
         """Joules that some trainings at a batch size are expected to save over the horizon, less what they cost more.
 
-        A training that turns out hopeless costs an epoch and is followed by one at the best batch size.
+        A training at a new batch size that turns out hopeless costs an epoch, and one at the best batch size. Where
+        trainings were stopped, more has to be promised than they have cost in vain.
         """
+        own = [past for past in self.memory.past if past.batch_size == self.job.batch_sizes[place]]
         epoch_j = math.exp(belief.cost_mean[place] + belief.cost_variance[place] / 2)
-        price_j = min(float(belief.expected_j[place]), epoch_j + best_j) - best_j
+        never = self._never(self.job.batch_sizes[place])
+        price_j = (1 - never) * (float(belief.expected_j[place]) - best_j) + never * best_j
+        if not own:
+            price_j = min(price_j, epoch_j)
+        wasted_j = epoch_j * sum(math.exp(past.log_epochs) for past in own if not past.is_reached)
         level = float(belief.mean[place] + belief.cost_mean[place])
         variance, noise = float(belief.variance[place]), belief.noise_variance
         gains = []
@@ -275,8 +297,8 @@ class LognormalPolicy(RememberingPolicy[Memory]):
             learnt = variance**2 / (variance + noise / count)
             middle = level + (variance - learnt + noise) / 2
             gain_j = expected_improvement(best_j, middle, learnt + float(belief.cost_variance[place]))
-            gains.append(horizon * gain_j - count * price_j)
-        return max(gains)
+            gains.append((1 - never) * self._horizon() * gain_j - count * price_j)
+        return max(gains) - wasted_j
 
     # -- while it goes on --------------------------------------------------------------------------------------------
 
@@ -310,17 +332,34 @@ class LognormalPolicy(RememberingPolicy[Memory]):
             weight = variance / (variance + predicted[1] ** 2)
             mean, variance = mean + weight * (predicted[0] - mean), variance * (1 - weight)
         log_epoch = math.log(epoch)
-        rest_j = prospect.epoch_j * (lognormal_mean_above(mean, variance, log_epoch) - epoch)
+        # The longer it lasts, the more likely is a training that never ends.
+        survival = normal_cdf((mean - log_epoch) / math.sqrt(variance))
+        never = prospect.never / (prospect.never + (1 - prospect.never) * survival)
+        rest_j = (1 - never) * prospect.epoch_j * (lognormal_mean_above(mean, variance, log_epoch) - epoch)
+        # Such a one would be stopped when it has cost about as much again as the best.
+        rest_j += never * (min(prospect.epoch_j * (self.job.max_epochs - epoch), prospect.best_j) + prospect.best_j)
         if rest_j <= prospect.best_j:
             return False
-        # What the end would teach: where the mean of this batch size would come to lie.
-        end, end_variance = truncated_normal(mean, variance, log_epoch)
+        gain_j = self._gain_j(prospect, *truncated_normal(mean, variance, log_epoch), variance)
+        if trial.number == self.memory.look:
+            gain_j = max(gain_j, prospect.best_j)
+        return rest_j > prospect.best_j + (1 - never) * gain_j
+
+    def _gain_j(self, prospect: _Prospect, end: float, end_variance: float, variance: float) -> float:
+        """What the end of a training would teach, alone or with further ones after it.
+
+        ``end`` and ``end_variance`` are what is expected of its log N now, ``variance`` what it was at the begin.
+        """
         own, noise = prospect.variance, prospect.noise_variance
-        share = own / (own + noise)
-        middle = prospect.mean + share * (end - prospect.mean) + (own * (1 - share) + noise) / 2
-        middle += math.log(prospect.epoch_j)
-        gain_j = prospect.horizon * expected_improvement(prospect.best_j, middle, share**2 * end_variance)
-        return rest_j > prospect.best_j + gain_j
+        moved = own / (own + noise) * (end - prospect.mean)
+        price_j = max(prospect.epoch_j * math.exp(prospect.mean + moved + (own + noise) / 2) - prospect.best_j, 0.0)
+        gains = []
+        for count in LOOKAHEAD:
+            share = own / (own + noise / count)
+            middle = math.log(prospect.epoch_j) + prospect.mean + moved + (own * (1 - share) + noise) / 2
+            gain_j = expected_improvement(prospect.best_j, middle, own * share * end_variance / variance)
+            gains.append(prospect.horizon * gain_j - (count - 1) * price_j)
+        return max(gains)
 
     def _prospect(self, trial: Trial) -> _Prospect:
         """Made once a training, when its first epoch is over: its state needs not be kept."""
@@ -333,7 +372,8 @@ class LognormalPolicy(RememberingPolicy[Memory]):
                 float(belief.mean[place]), float(belief.variance[place]), belief.noise_variance,
                 math.exp(belief.cost_mean[place]),
                 float(belief.expected_j[self._best(belief)]) if has_best else math.inf,
-                self._horizon(), tries >= self.parameters.most_tries,
+                self._horizon(), self._never(trial.settings.batch_size),
+                tries >= self.parameters.most_tries,
             )  # fmt: skip
         return self._prospects[trial.number]
 
@@ -390,8 +430,8 @@ class LognormalPolicy(RememberingPolicy[Memory]):
         return profile.best(self.job).power_cap_w
 
     def _caps_to_profile(self, batch_size: int) -> tuple[float, ...]:
-        """All limits at the first batch size; at others those around the best one of the nearest; then further steps,
-        as long as the best one is the last that was profiled."""
+        """All limits at the first batch size, and at one that has proved itself: costs have more than one minimum. At
+        others those around the best one of the nearest batch size, and then around the best one so far."""
         caps = self.job.power_caps_w
         if not caps:
             return ()
@@ -399,7 +439,8 @@ class LognormalPolicy(RememberingPolicy[Memory]):
         if profile is not None:
             best_w = profile.best(self.job).power_cap_w
             place = caps.index(best_w)
-            around = caps[max(place - 1, 0) : place + 2]
+            reached = sum(past.is_reached for past in self.memory.past if past.batch_size == batch_size)
+            around = caps if reached >= self.parameters.proved else caps[max(place - 1, 0) : place + 2]
             new = [cap for cap in around if cap not in profile.asked_w]
             return tuple(sorted([*new, best_w])) if new else ()
         if not self.memory.profiles:
