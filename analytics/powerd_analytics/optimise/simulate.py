@@ -50,6 +50,8 @@ class History:
     """Recurrences that were given up."""
     oracle_j: tuple[float, ...]
     """Expected cost of each recurrence with the best settings, which change where the job drifts."""
+    default_j: tuple[float, ...]
+    """The same with the default settings."""
 
     @property
     def recurrences(self) -> int:
@@ -181,9 +183,13 @@ def simulate(
         if begun < count:
             start(begun, now_s)
             begun += 1
-    best_j = {value: _oracle(trace, value)[1] for value in {slope(t) if slope else 0.0 for t in range(count)}}
-    oracle_j = tuple(best_j[slope(t) if slope else 0.0] for t in range(count))
-    return History(trace, policy if isinstance(policy, str) else cls.__name__, seed, tuple(runs), failures, oracle_j)
+    slopes = [0.0 if slope is None else slope(recurrence) for recurrence in range(count)]
+    best_j = {value: _oracle(trace, value)[1] for value in set(slopes)}
+    default_j = {value: trace.expected_cost_j(trace.job.default, value) for value in set(slopes)}
+    return History(
+        trace, policy if isinstance(policy, str) else cls.__name__, seed, tuple(runs), failures,
+        tuple(best_j[value] for value in slopes), tuple(default_j[value] for value in slopes),
+    )  # fmt: skip
 
 
 # ---- what could be saved -------------------------------------------------------------------------------------------

@@ -277,3 +277,79 @@ def _rows(path: Path, needed: Sequence[str]) -> list[dict[str, str]]:
     if missing:
         raise AnalysisError(f"{path}: there are no columns {', '.join(missing)}")
     return rows
+
+
+# ---- trainings of one's own ------------------------------------------------------------------------------------------
+
+_NOT_REACHED = ("false", "0", "no")
+_OF_RUNS = ("job", "batch_size", "power_cap_w", "epochs", "energy_j", "time_s")
+
+
+def read_runs(path: Path, eta: float = 0.5) -> list[JobTrace]:
+    """Traces of a table, CSV or Parquet, with a row for each training: job, batch_size, power_cap_w, epochs, energy_j,
+    time_s, and ``reached`` (true or false) where some did not reach their target.
+
+    The first row of a job has its default batch size. Settings that nobody tried are not in the trace. Raises
+    `AnalysisError`.
+    """
+    rows = _parquet_rows(path) if path.suffix == ".parquet" else _rows(path, _OF_RUNS)
+    trainings: dict[str, list[_Training]] = {}
+    for number, row in enumerate(rows, 1):
+        try:
+            training = _Training(
+                int(float(row["batch_size"])), float(row["power_cap_w"]), float(row["epochs"]),
+                float(row["energy_j"]), float(row["time_s"]), row.get("reached", "").lower() not in _NOT_REACHED,
+            )  # fmt: skip
+        except ValueError as error:
+            raise AnalysisError(f"{path}, row {number}: {error}") from error
+        if not (training.batch_size > 0 and training.epochs > 0 and training.energy_j > 0 and training.time_s > 0):
+            raise AnalysisError(f"{path}, row {number}: batch size, epochs, energy and time must be above 0")
+        trainings.setdefault(row["job"], []).append(training)
+    if not trainings:
+        raise AnalysisError(f"{path}: there are no trainings in this table")
+    return [_trace_of(name, own, eta) for name, own in trainings.items()]
+
+
+@dataclass(frozen=True, slots=True)
+class _Training:
+    batch_size: int
+    power_cap_w: float
+    epochs: float
+    energy_j: float
+    time_s: float
+    is_reached: bool
+
+
+def _trace_of(name: str, trainings: Sequence[_Training], eta: float) -> JobTrace:
+    curves: dict[int, list[LearningCurve]] = {}
+    epochs: dict[tuple[int, float], list[EpochCost]] = {}
+    for t in trainings:
+        curves.setdefault(t.batch_size, []).append(LearningCurve(t.epochs if t.is_reached else NEVER))
+        cost = EpochCost(t.energy_j / t.epochs, t.time_s / t.epochs)
+        epochs.setdefault((t.batch_size, t.power_cap_w), []).append(cost)
+    costs: dict[int, dict[float, EpochCost]] = {}
+    for (batch_size, cap_w), each in epochs.items():
+        mean = EpochCost(fmean(c.energy_j for c in each), fmean(c.time_s for c in each))
+        costs.setdefault(batch_size, {})[cap_w] = mean
+    caps = tuple(sorted({cap_w for _, cap_w in epochs}))
+    default = trainings[0].batch_size
+    job = Job(
+        name, tuple(sorted(costs)), caps, Settings(default, max(costs[default])), Target(1.0),
+        math.ceil(max(t.epochs for t in trainings)), caps[-1], eta,
+    )  # fmt: skip
+    trace = JobTrace(job, {size: tuple(of_size) for size, of_size in curves.items()}, costs)
+    if trace.expected_epochs(default) == NEVER:
+        raise AnalysisError(
+            f"{name}: no training at the default batch size {default} (of its first row) reached its target"
+        )
+    return trace
+
+
+def _parquet_rows(path: Path) -> list[dict[str, str]]:
+    import pandas as pd
+
+    frame = pd.read_parquet(path)
+    missing = [name for name in _OF_RUNS if name not in frame]
+    if missing:
+        raise AnalysisError(f"{path}: there are no columns {', '.join(missing)}")
+    return [{str(name): str(value) for name, value in row.items()} for row in frame.to_dict("records")]
