@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -124,6 +125,7 @@ class ZeusPolicy(RememberingPolicy[_Memory]):
     def __init__(self, job: Job, seed: int = 0) -> None:
         super().__init__(job, seed)
         self.memory.pruning = _Pruning(list(job.batch_sizes), job.default.batch_size, self.rounds)
+        self._rng: np.random.Generator | None = None
         self._beliefs: dict[int, tuple[float, float]] = {}
 
     def begin(self, recurrence: int, pending: Sequence[Trial] = ()) -> Trial:
@@ -215,10 +217,10 @@ class ZeusPolicy(RememberingPolicy[_Memory]):
 
     def _sample(self) -> int:
         """Thompson sampling: a draw of each batch size' mean reward, and the greatest."""
-        with self._drawing() as rng:
-            # The original shuffles the arms to look for one without two rewards, and there is none.
-            rng.choice(np.array(self.memory.arms), len(self.memory.arms), replace=False)
-            draws = {arm: rng.normal(*self._belief(arm)) for arm in self.memory.arms}
+        rng = self._generator()
+        # The original shuffles the arms to look for one without two rewards, and there is none.
+        rng.choice(np.array(self.memory.arms), len(self.memory.arms), replace=False)
+        draws = {arm: rng.normal(*self._belief(arm)) for arm in self.memory.arms}
         return max(draws, key=lambda arm: draws[arm])
 
     def _belief(self, arm: int) -> tuple[float, float]:
@@ -234,30 +236,25 @@ class ZeusPolicy(RememberingPolicy[_Memory]):
                 self._beliefs[arm] = (float(precision * rewards.sum() / whole), float(np.sqrt(np.reciprocal(whole))))
         return self._beliefs[arm]
 
-    def _drawing(self) -> _Drawing:
-        return _Drawing(self.memory, self.seed)
+    # -- the generator ------------------------------------------------------------------------------------------------
 
-
-class _Drawing:
-    """The random generator of a memory, whose state is kept in it when the draws are over."""
-
-    def __init__(self, memory: _Memory, seed: int) -> None:
-        self._memory = memory
-        self._rng = np.random.default_rng(seed)
-        if memory.rng:
-            state, increment, has_half, half = map(int, memory.rng)
-            self._rng.bit_generator.state = {
-                "bit_generator": "PCG64", "state": {"state": state, "inc": increment},
-                "has_uint32": has_half, "uinteger": half,
-            }  # fmt: skip
-
-    def __enter__(self) -> np.random.Generator:
+    def _generator(self) -> np.random.Generator:
+        """Goes on where the memory says; `state` writes there where it is."""
+        if self._rng is None:
+            self._rng = np.random.default_rng(self.seed)
+            if self.memory.rng:
+                state, increment, has_half, half = map(int, self.memory.rng)
+                self._rng.bit_generator.state = {
+                    "bit_generator": "PCG64", "state": {"state": state, "inc": increment},
+                    "has_uint32": has_half, "uinteger": half,
+                }  # fmt: skip
         return self._rng
 
-    def __exit__(self, *_: object) -> None:
-        held = self._rng.bit_generator.state
+    def state(self) -> dict[str, Any]:
+        held = self._generator().bit_generator.state
         numbers = (held["state"]["state"], held["state"]["inc"], held["has_uint32"], held["uinteger"])
-        self._memory.rng = [str(number) for number in numbers]
+        self.memory.rng = [str(number) for number in numbers]
+        return super().state()
 
 
 class WindowedZeusPolicy(ZeusPolicy):
@@ -321,6 +318,6 @@ class MendedZeusPolicy(ZeusPolicy):
         squares = sum(len(values) * float(np.var(values)) for values in known.values())
         freedom = sum(len(values) - 1 for values in known.values())
         variance = (self.prior_weight * self.prior_sd**2 + squares) / (self.prior_weight + freedom)
-        with self._drawing() as rng:
-            draws = {arm: rng.normal(np.mean(v), math.sqrt(variance / len(v))) for arm, v in known.items()}
+        rng = self._generator()
+        draws = {arm: rng.normal(np.mean(v), math.sqrt(variance / len(v))) for arm, v in known.items()}
         return max(draws, key=lambda arm: draws[arm])
