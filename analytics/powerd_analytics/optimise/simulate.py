@@ -187,7 +187,7 @@ def simulate(
     best_j = {value: _oracle(trace, value)[1] for value in set(slopes)}
     default_j = {value: trace.expected_cost_j(trace.job.default, value) for value in set(slopes)}
     return History(
-        trace, policy if isinstance(policy, str) else cls.__name__, seed, tuple(runs), failures,
+        trace, policy if isinstance(policy, str) else getattr(cls, "name", cls.__name__), seed, tuple(runs), failures,
         tuple(best_j[value] for value in slopes), tuple(default_j[value] for value in slopes),
     )  # fmt: skip
 

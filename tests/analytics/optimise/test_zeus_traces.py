@@ -1,14 +1,17 @@
 """Zeus' own policy on Zeus' own traces gives Zeus' own figures; what could be saved on them, by knob."""
 
 import json
+from copy import deepcopy
 from pathlib import Path
 from statistics import fmean
 
 import pytest
 
+from powerd_analytics.optimise.policy import find_policy
 from powerd_analytics.optimise.simulate import LAST, oracle, potential_savings, simulate, usual_recurrences
 from powerd_analytics.optimise.traces import read_zeus
-from powerd_core.errors import AnalysisError
+from powerd_analytics.optimise.zeus_classes import ZeusOptimisersPolicy, as_zeus
+from powerd_core.errors import AnalysisError, ConfigError
 
 TRACES = Path(__file__).parents[2] / "data/zeus/traces"
 REFERENCE = {row["job"]: row for row in json.loads((TRACES / "reference_v100.json").read_text())}
@@ -45,6 +48,23 @@ def test_savings_by_knob_are_those_of_the_traces(job):
     savings = potential_savings(V100[job])
     found = (savings.power_cap_pct, savings.batch_size_pct, savings.both_pct)
     assert found == pytest.approx(SAVINGS_PCT[job], abs=0.05)
+
+
+@pytest.mark.parametrize("job", ["cifar100", "movielens-1m"])
+def test_a_policy_is_the_same_behind_the_classes_of_zeus(job):
+    def through_zeus(of_job, seed):
+        batch_sizes, limits = deepcopy(as_zeus(find_policy("zeus")(of_job, seed)))  # as Zeus' simulator does
+        return ZeusOptimisersPolicy(of_job, batch_sizes, limits)
+
+    wanted = simulate(V100[job], "zeus", seed=1)
+    assert simulate(V100[job], through_zeus, seed=1).runs == wanted.runs
+
+
+def test_optimisers_of_zeus_have_no_state_to_keep():
+    job = V100["squad"].job
+    policy = ZeusOptimisersPolicy(job, *as_zeus(find_policy("ours")(job)))
+    with pytest.raises(ConfigError, match="keep no state"):
+        policy.state()
 
 
 def test_the_oracle_cannot_be_beaten_by_any_fixed_settings():
