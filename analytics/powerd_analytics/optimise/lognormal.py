@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 from powerd_analytics.optimise.policy import (
     Change,
     Decision,
+    EpochCost,
     Go,
     Job,
     Observation,
@@ -410,6 +411,8 @@ class LognormalPolicy(RememberingPolicy[Memory]):
         memory.curves = [c for c in memory.curves if c not in ended and (c.epochs or c.trial != trial.number)]
         if outcome.ending == "lost":
             return
+        if outcome.epochs and not self.job.power_caps_w:
+            self._keep_costs(outcome)
         log_epochs = math.log(max(outcome.epochs, 1))
         past = Past(trial.recurrence, trial.settings.batch_size, log_epochs, outcome.is_reached)
         if predicted is not None:
@@ -425,7 +428,7 @@ class LognormalPolicy(RememberingPolicy[Memory]):
     # -- limits --------------------------------------------------------------------------------------------------------
 
     def _best_cap_w(self, profile: Profile | None) -> float | None:
-        if profile is None or not profile.caps:
+        if profile is None or not self.job.power_caps_w:
             return self.job.default.power_cap_w
         return profile.best(self.job).power_cap_w
 
@@ -456,6 +459,15 @@ class LognormalPolicy(RememberingPolicy[Memory]):
             profile = Profile(batch_size)
             self.memory.profiles.append(profile)
         profile.add(observation.profile, trial.profile_caps_w)
+
+    def _keep_costs(self, outcome: Outcome) -> None:
+        """What an epoch took, where no limit can be set and nothing is profiled: under one limit, whatever it is."""
+        batch_size = outcome.settings.batch_size
+        profile = profile_at(self.memory.profiles, batch_size)
+        if profile is None:
+            profile = Profile(batch_size)
+            self.memory.profiles.append(profile)
+        profile.add({0.0: EpochCost(outcome.energy_j / outcome.epochs, outcome.time_s / outcome.epochs)}, ())
 
     # -- belief --------------------------------------------------------------------------------------------------------
 

@@ -87,12 +87,15 @@ class JobTrace:
     def expected(self, settings: Settings, slope: float = 0.0) -> EpochCost:
         """Mean energy and time to the target; infinite where it is never reached."""
         epochs = self.expected_epochs(settings.batch_size, slope)
-        cap_w = self.job.max_power_w if settings.power_cap_w is None else settings.power_cap_w
-        cost = self.costs[settings.batch_size][cap_w]
+        caps = self.costs[settings.batch_size]
+        cap_w = max(caps) if settings.power_cap_w is None else settings.power_cap_w
+        cost = caps[cap_w]
         return EpochCost(epochs * cost.energy_j, epochs * cost.time_s)
 
     def expected_cost_j(self, settings: Settings, slope: float = 0.0) -> float:
         expected = self.expected(settings, slope)
+        if expected.time_s == NEVER:
+            return NEVER  # where eta leaves out energy or time, the sum would be no number
         return self.job.cost_j(expected.energy_j, expected.time_s)
 
 

@@ -302,9 +302,10 @@ class MendedZeusPolicy(ZeusPolicy):
     def _learn(self, batch_size: int, cost_j: float, outcome: Outcome) -> None:
         memory = self.memory
         profile = profile_at(memory.profiles, batch_size)
-        if outcome.is_reached and profile is not None:
+        if profile is not None:
             best = self._best_cap(profile)
             cost_j = outcome.epochs * self.job.cost_j(best.energy_j, best.time_s)
+        if outcome.is_reached:
             memory.rewards.append(_Reward(batch_size, -math.log(cost_j)))
         self._report(batch_size, cost_j, outcome)
         if not outcome.is_reached and batch_size in memory.arms:

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -83,6 +84,7 @@ def test_only_settings_of_the_job_are_chosen_and_every_recurrence_ends(name, eta
     known = set(of_eta.settings)
     assert {run.settings for run in history.runs} <= known
     assert history.failures == 0
+    assert math.isfinite(history.regret())
     assert sorted({run.recurrence for run in history.runs if run.is_reached}) == list(range(40))
 
 
@@ -112,6 +114,17 @@ def test_a_drift_moves_the_best_batch_size():
 def test_recurrences_may_overlap(name, concurrency):
     history = simulate(trace("squad"), name, seed=2, recurrences=25, concurrency=concurrency)
     assert {run.recurrence for run in history.runs if run.is_reached} == set(range(25))
+
+
+@pytest.mark.parametrize("name", policy_names())
+def test_a_job_without_limits_has_its_batch_size_chosen(name):
+    limited = trace("cifar100")
+    job = replace(limited.job, power_caps_w=(), default=Settings(limited.job.default.batch_size))
+    unlimited = JobTrace(job, limited.curves, {b: {250.0: caps[250.0]} for b, caps in limited.costs.items()})
+    history = simulate(unlimited, name, seed=1, recurrences=60)
+    assert history.failures == 0
+    if name in LEARNING:
+        assert history.last_settings.batch_size in (64, 128, 256)
 
 
 def test_ours_does_not_begin_twice_what_it_learns_once():
