@@ -10,7 +10,8 @@ import pytest
 from common import powerd
 
 from analytics.support.command import joules, refused
-from powerd_analytics.optimise.policy import Job, Outcome, Settings, Target, carry_out, find_policy
+from powerd_analytics.cli.optimise import _outcome
+from powerd_analytics.optimise.policy import Job, Observation, Outcome, Settings, Target, carry_out, find_policy
 from powerd_analytics.optimise.recurrences import Recurrences
 from powerd_analytics.optimise.traces import TraceEnvironment, read_zeus
 from powerd_core.errors import ConfigError
@@ -100,38 +101,49 @@ def test_a_file_that_is_no_state_is_refused(tmp_path):
 TRAINING = """
 import sys, time
 from powerd_client import Meter
-batch, epochs = int(sys.argv[1]), {8: 4, 16: 3, 32: 30}[int(sys.argv[1])]
 with Meter() as meter:
-    for epoch in range(1, min(epochs, 6) + 1):
+    for epoch in (1, 2, 3):
         with meter.phase("epoch"):
             time.sleep(0.02)
-        meter.result(epoch=epoch, top1=0.9 * epoch / epochs)
+        meter.result(epoch=epoch, top1=0.3 * epoch)
 """
 SOURCE = '[[source]]\nkind = "sim"\nwaveform = "constant"\n'
 
 
-def run(capsys, folder, url, *options):
-    own = ("--target", "0.89", "--metric", "top1", "--url", url, "--state", folder / "state.sqlite")
-    script = [sys.executable, folder / "train.py", "{batch_size}"]
-    return joules(capsys, "optimise", "run", *own, *options, "--", *script)
-
-
 def test_a_recurrence_of_a_recorded_training(capsys, tmp_path):
-    (tmp_path / "train.py").write_text(TRAINING)
+    script, state = tmp_path / "train.py", tmp_path / "state.sqlite"
+    script.write_text(TRAINING)
     with powerd(SOURCE) as (url, _):
-        code, _, err = run(capsys, tmp_path, url, "--batch-sizes", "16,8", "--job", "toy")
-        assert code == 0
-        assert "recurrence 1 of toy: batch size 16" in err
-        assert "target reached in 3 epochs" in err
-        assert (tmp_path / "toy-1.h5").exists()
-        code, _, err = run(capsys, tmp_path, url, "--batch-sizes", "32", "--job", "never", "--tries", 1)
-        assert (code, "target not reached in 6 epochs" in err) == (1, True)
+        own = ("--batch-sizes", "16,8", "--target", 0.89, "--metric", "top1", "--url", url, "--state", state)
+        command = ("--job", "toy", "--", sys.executable, script, "{batch_size}")
+        code, _, err = joules(capsys, "optimise", "run", *own, *command)
+    assert code == 0
+    assert "recurrence 1 of toy: batch size 16" in err
+    assert "target reached in 3 epochs" in err
+    assert (tmp_path / "toy-1.h5").exists()
     job = Job("toy", (8, 16), (), Settings(16), Target(0.89), 100, 1.0, 1.0)
-    ((first, outcome),) = Recurrences(tmp_path / "state.sqlite", job, "ours").ended()
-    assert first.settings.batch_size == 16
+    ((trial, outcome),) = Recurrences(state, job, "ours").ended()
+    assert trial.settings.batch_size == 16
     assert (outcome.ending, outcome.epochs) == ("reached", 3)
     assert outcome.energy_j > 0
     assert outcome.time_s >= 0.06
+
+
+@pytest.mark.parametrize(
+    ("metrics", "broke", "ending"),
+    [
+        ([0.5, 0.91], False, "reached"),
+        ([0.91, 0.89], False, "reached"),  # the best one counts
+        ([0.5, 0.91], True, "reached"),  # what breaks behind its target has done its work
+        ([0.5, 0.6], False, "failed"),
+        ([0.5, 0.6], True, "lost"),
+        ([], False, "lost"),
+    ],
+)
+def test_how_a_training_ended(metrics, broke, ending):
+    seen = [Observation(n, 10.0 * n, n, Settings(16), metric) for n, metric in enumerate(metrics, 1)]
+    outcome = _outcome(seen, JOB, broke=broke)
+    assert (outcome.ending, outcome.epochs) == (ending, len(metrics))
 
 
 @pytest.mark.parametrize(
