@@ -31,12 +31,16 @@ OF_RUN_FILES = r"/(phases|events|gaps|tables)/"
 """Groups of HDF5."""
 
 
-def joules_options(command):
-    """The options of each command of `joules`, or None for a word that is no command."""
+def joules_options(command, within=app):
+    """The options of a command of `joules`, of a group's commands together, or None for a word that is no command."""
     try:
-        arguments = app[command].assemble_argument_collection()
+        named = within[command]
     except KeyError:
         return None
+    if named.default_command is None:
+        inner = [joules_options(name, named) for name in named if not name.startswith("-")]
+        return {option for options in inner for option in options}
+    arguments = named.assemble_argument_collection()
     return {name for argument in arguments for name in argument.names} | {"--help", "--version"}
 
 

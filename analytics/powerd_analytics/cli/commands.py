@@ -21,6 +21,7 @@ COMMANDS = {
         "totals": ("tables:totals", "Sum published tables of phases into whole trainings."),
         "pick": ("tables:pick", "Print the best row of a table of configurations."),
     },
+    "Choose": {"optimise": ("optimise:app", "Choose batch size and power limit of a training that recurs.")},
     "Models": {
         "layers": ("tables:layers", "Print joules, and GFLOPS/W, of every layer."),
         "operations": ("tables:operations", "Count a model's operations by layer."),

@@ -9,6 +9,7 @@ from powerd_analytics.plots.configurations import (
 )
 from powerd_analytics.plots.power import draw_clocks, draw_quality, draw_run
 from powerd_analytics.plots.roofline import draw_roofline
+from powerd_analytics.plots.savings import draw_savings
 from powerd_analytics.plots.style import save
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "draw_quality",
     "draw_roofline",
     "draw_run",
+    "draw_savings",
     "draw_sweep",
     "save",
 ]

@@ -1,0 +1,268 @@
+"""What people read of histories and of traces: rows for programs, tables of 80 columns.
+
+The uncertainty of an energy or a time in a trace is that of the mean number of epochs (Student's t over the traced
+trainings of a batch size): what an epoch takes hardly varies beside it. Settings of one batch size share it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+from typing import Any
+
+from powerd_analytics.energy.uncertainty import student
+from powerd_analytics.export import Cell, Column, Table, make_table
+from powerd_analytics.metrics import pareto_front
+from powerd_analytics.optimise.policy import Settings
+from powerd_analytics.optimise.simulate import LAST, History, oracle, potential_savings
+from powerd_analytics.optimise.traces import NEVER, JobTrace
+from powerd_analytics.text import digits, first_of
+
+SLOWER_PCT = (0, 5, 10, 20)
+"""Of the time with the default settings, what one may be slower."""
+
+
+# ---- histories -----------------------------------------------------------------------------------------------------
+
+
+def history_row(history: History) -> dict[str, Cell]:
+    """One history, for programs."""
+    job, last = history.trace.job, history.runs[-LAST:]
+    settings = history.last_settings
+    return {
+        "job": job.name,
+        "policy": history.policy,
+        "seed": history.seed,
+        "eta": job.eta,
+        "recurrences": history.recurrences,
+        "runs": len(history.runs),
+        "failures": history.failures,
+        "energy_j": history.energy_j,
+        "time_s": history.time_s,
+        "last5_energy_j": fmean(run.energy_j for run in last),
+        "last5_time_s": fmean(run.time_s for run in last),
+        "last5_batch_size": settings.batch_size,
+        "last5_power_cap_w": settings.power_cap_w,
+        "cost_j": math.fsum(history.costs_j()),
+        "default_cost_j": math.fsum(history.default_j),
+        "oracle_cost_j": math.fsum(history.oracle_j),
+        "regret": history.regret(),
+        "regret_first20": history.regret(20),
+    }
+
+
+def history_table(histories: Sequence[Sequence[History]], policy: str) -> Table:
+    """Histories by job and seed, for people; of several seeds the means, and of the settings the most frequent."""
+    columns = (
+        Column("job"),
+        Column("runs", "integer", "1"),
+        Column("failures", "integer", "1", heading="failed"),
+        Column("energy_j", "number", "J", heading="MJ", per=1e6),
+        Column("time_s", "number", "s", heading="h", per=3600.0),
+        Column("against_default_pct", "text", "%", heading="default"),
+        Column("against_oracle_pct", "text", "%", heading="oracle"),
+        Column("regret", "text", "1"),
+        Column("last", heading="last"),
+    )
+    rows: list[list[Cell]] = []
+    for seeds in histories:
+        costs = [math.fsum(h.costs_j()) for h in seeds]
+        default = fmean(c / math.fsum(h.default_j) for c, h in zip(costs, seeds, strict=True))
+        best = fmean(c / math.fsum(h.oracle_j) for c, h in zip(costs, seeds, strict=True))
+        settings = [h.last_settings for h in seeds]
+        rows.append(
+            [
+                seeds[0].trace.job.name,
+                round(fmean(len(h.runs) for h in seeds)),
+                sum(h.failures for h in seeds) or None,
+                fmean(h.energy_j for h in seeds),
+                fmean(h.time_s for h in seeds),
+                _percent(default - 1),
+                _percent(best - 1),
+                digits(fmean(h.regret() for h in seeds), 3),
+                _shown(max(settings, key=settings.count)).removesuffix(" W"),
+            ]
+        )
+    first = histories[0]
+    seeds_text = f"{len(first)} seeds" if len(first) > 1 else f"seed {first[0].seed}"
+    title = f"policy {policy}, eta {first[0].trace.job.eta:g}, {seeds_text}"
+    notes = [
+        "default, oracle: cost against the default settings, and against the best ones",
+        "taken every time; regret: cost beyond the oracle's, in its recurrences; last:",
+        "batch size and limit in W of the last runs.",
+    ]
+    return make_table("histories", title, columns, rows, notes)
+
+
+# ---- traces --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """Settings, what reaching the target takes with them, and the half-widths of its 95 % intervals."""
+
+    settings: Settings
+    energy_j: float
+    time_s: float
+    u95_share: float | None
+    """Of energy and time alike; None where it is not known, from a single training."""
+
+    def document(self) -> dict[str, Cell]:
+        u = self.u95_share
+        return {
+            "batch_size": self.settings.batch_size,
+            "power_cap_w": self.settings.power_cap_w,
+            "energy_j": self.energy_j,
+            "u95_energy_j": None if u is None else u * self.energy_j,
+            "time_s": self.time_s,
+            "u95_time_s": None if u is None else u * self.time_s,
+        }
+
+
+def alternatives(trace: JobTrace) -> list[Alternative]:
+    """All traced settings with which the target is reached."""
+    return [
+        Alternative(settings, expected.energy_j, expected.time_s, _u95_share(trace, settings.batch_size))
+        for settings in trace.settings
+        if (expected := trace.expected(settings)).time_s < NEVER
+    ]
+
+
+def _u95_share(trace: JobTrace, batch_size: int) -> float | None:
+    """Of the mean number of epochs, relative.
+
+    Epochs are whole, and all may be equal by chance: the next training differs by one with a probability of 1 / (n + 2)
+    at least (Laplace's rule of succession).
+    """
+    epochs = [min(curve.epochs, trace.job.max_epochs) for curve in trace.curves[batch_size]]
+    n = len(epochs)
+    if n < 2:
+        return None
+    spread = max(stdev(epochs), math.sqrt(n + 1) / (n + 2))
+    return float(student(n - 1)) * spread / math.sqrt(n) / fmean(epochs)
+
+
+def front(trace: JobTrace) -> list[Alternative]:
+    """The settings that no others beat in energy and in time, fastest first."""
+    known = alternatives(trace)
+    places = pareto_front([a.time_s for a in known], [a.energy_j for a in known])
+    return [known[place] for place in places]
+
+
+def as_good(trace: JobTrace) -> list[Settings]:
+    """The settings of the least cost, and those that cannot be told from them by the traced trainings."""
+    best = oracle(trace)
+    least_j = trace.expected_cost_j(best)
+    u95_best = _u95_share(trace, best.batch_size)
+    equals = [best]
+    for settings in trace.settings:
+        cost_j, u95 = trace.expected_cost_j(settings), _u95_share(trace, settings.batch_size)
+        if settings.batch_size == best.batch_size or u95 is None or u95_best is None or cost_j == NEVER:
+            continue  # one batch size has the same epochs under every limit
+        if cost_j - least_j <= math.hypot(u95 * cost_j, u95_best * least_j):
+            equals.append(settings)
+    return equals
+
+
+def slower(trace: JobTrace) -> dict[int, Alternative]:
+    """By the per cent of the default settings' time that one may be slower, what takes the least energy."""
+    limit_s = trace.expected(trace.job.default).time_s
+    found = {}
+    for pct in SLOWER_PCT:
+        quick = [a for a in alternatives(trace) if a.time_s <= limit_s * (1 + pct / 100) * (1 + 1e-12)]
+        found[pct] = min(quick, key=lambda a: a.energy_j)
+    return found
+
+
+def suggestion_row(trace: JobTrace) -> dict[str, Any]:
+    """All that is suggested for a job, for programs."""
+    job, savings = trace.job, potential_savings(trace)
+    before = trace.expected(job.default)
+    best = next(a for a in alternatives(trace) if a.settings == oracle(trace))
+    return {
+        "job": job.name,
+        "eta": job.eta,
+        "default": {
+            "batch_size": job.default.batch_size, "power_cap_w": job.default.power_cap_w,
+            "energy_j": before.energy_j, "time_s": before.time_s,
+        },
+        "savings_pct": {
+            "power_cap": savings.power_cap_pct, "batch_size": savings.batch_size_pct, "both": savings.both_pct,
+        },
+        "best": best.document(),
+        "as_good": [{"batch_size": s.batch_size, "power_cap_w": s.power_cap_w} for s in as_good(trace)],
+        "pareto": [a.document() for a in front(trace)],
+        "slower": [{"slower_pct": pct, **a.document()} for pct, a in slower(trace).items()],
+    }  # fmt: skip
+
+
+def suggestion_tables(traces: Sequence[JobTrace]) -> list[Table]:
+    """The same, for people."""
+    return [_savings_table(traces), _best_table(traces), _slower_table(traces), _front_table(traces)]
+
+
+def _savings_table(traces: Sequence[JobTrace]) -> Table:
+    columns = [
+        Column("job"), Column("default"), Column("mj", "number", "J", heading="MJ", per=1e6),
+        Column("power_cap", "text", "%", heading="limit"), Column("batch", "text", "%"), Column("both", "text", "%"),
+    ]  # fmt: skip
+    rows: list[list[Cell]] = []
+    for trace in traces:
+        savings, default = potential_savings(trace), trace.job.default
+        shares = [-savings.power_cap_pct, -savings.batch_size_pct, -savings.both_pct]
+        before_j = trace.expected(default).energy_j
+        rows.append([trace.job.name, _shown(default), before_j, *(_percent(share / 100) for share in shares)])
+    return make_table("savings", "Energy that each knob could save", columns, rows)
+
+
+def _best_table(traces: Sequence[JobTrace]) -> Table:
+    columns = [
+        Column("job"), Column("best"), Column("energy", "text", "%"), Column("time", "text", "%"),
+        Column("equals", heading="as good by the traces"),
+    ]  # fmt: skip
+    rows: list[list[Cell]] = []
+    for trace in traces:
+        best, default = trace.expected(oracle(trace)), trace.expected(trace.job.default)
+        equals = first_of(list(dict.fromkeys(str(settings.batch_size) for settings in as_good(trace)[1:])), ", ", 5)
+        energy, time = best.energy_j / default.energy_j - 1, best.time_s / default.time_s - 1
+        rows.append([trace.job.name, _shown(oracle(trace)), _percent(energy), _percent(time), equals])
+    return make_table("best", f"Best settings, eta {traces[0].job.eta:g}, against the default", columns, rows)
+
+
+def _slower_table(traces: Sequence[JobTrace]) -> Table:
+    columns = [
+        Column("job"), *(Column(f"slower_{pct}", "text", "%", heading=f"{pct} %") for pct in SLOWER_PCT),
+        Column("settings", heading=f"settings at {SLOWER_PCT[-1]} %"),
+    ]  # fmt: skip
+    rows: list[list[Cell]] = []
+    for trace in traces:
+        before_j = trace.expected(trace.job.default).energy_j
+        found = slower(trace).values()
+        rows.append(
+            [trace.job.name, *(_percent(a.energy_j / before_j - 1) for a in found), _shown([*found][-1].settings)]
+        )
+    return make_table("slower", "Energy, for those who may be slower than by default", columns, rows)
+
+
+def _front_table(traces: Sequence[JobTrace]) -> Table:
+    columns = [
+        Column("job"), Column("batch_size", "integer", "1", heading="batch"),
+        Column("power_cap_w", "number", "W", heading="limit W"),
+        Column("energy_j", "number", "J", heading="MJ", per=1e6),
+        Column("u95_energy_j", "number", "J", heading="± U95", per=1e6, is_uncertainty=True),
+        Column("time_s", "number", "s", heading="h", per=3600.0),
+        Column("u95_time_s", "number", "s", heading="± U95", per=3600.0, is_uncertainty=True),
+    ]  # fmt: skip
+    rows = [{"job": trace.job.name, **alternative.document()} for trace in traces for alternative in front(trace)]
+    return make_table("pareto", "Settings that no others beat in energy and in time", columns, rows)
+
+
+def _shown(settings: Settings) -> str:
+    cap = "" if settings.power_cap_w is None else f" {settings.power_cap_w:g} W"
+    return f"{settings.batch_size}{cap}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:+.1f} %"

@@ -1,0 +1,94 @@
+"""`joules optimise simulate` and `suggest` as they are typed."""
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from analytics.support.command import joules, refused
+
+TRACES = Path(__file__).parents[2] / "data/zeus/traces"
+REFERENCE = json.loads((TRACES / "reference_v100.json").read_text())
+V100 = ("--traces", TRACES, "--gpu", "v100")
+
+
+def test_simulate_gives_the_reference_as_json(capsys):
+    options = ("--policy", "zeus", "--eta", "0.5", "--seed", "1", "--format", "json")
+    code, out, err = joules(capsys, "optimise", "simulate", *V100, *options)
+    assert (code, err) == (0, "")
+    rows = json.loads(out)
+    assert [row["job"] for row in rows] == [row["job"] for row in REFERENCE]
+    for row, wanted in zip(rows, REFERENCE, strict=True):
+        assert (row["recurrences"], row["runs"]) == (wanted["nrec"], wanted["runs"])
+        assert [row["last5_batch_size"], row["last5_power_cap_w"]] == wanted["l5cfg"]
+        found = [row[name] for name in ("energy_j", "time_s", "last5_energy_j", "last5_time_s")]
+        assert found == pytest.approx([wanted[name] for name in ("sumE", "sumT", "l5E", "l5T")], rel=1e-9)
+
+
+def test_the_table_fits_a_terminal(capsys):
+    for command in (["simulate", "--policy", "fixed", "--seed", 1, "--seed", 2], ["suggest"]):
+        code, out, _ = joules(capsys, "optimise", *command, *V100)
+        assert code == 0
+        assert max(len(line.rstrip()) for line in out.splitlines()) <= 80
+        assert "movielens-1m" in out
+
+
+def test_fixed_costs_what_the_default_settings_cost(capsys):
+    options = ("--policy", "fixed", "--job", "sentiment140", "--format", "json")
+    (row,) = json.loads(joules(capsys, "optimise", "simulate", *V100, *options)[1])
+    assert row["cost_j"] == pytest.approx(row["default_cost_j"])
+    assert row["regret"] == pytest.approx((row["cost_j"] / row["oracle_cost_j"] - 1) * row["recurrences"])
+
+
+def test_suggest_says_savings_front_and_what_slower_brings(capsys, tmp_path):
+    picture = tmp_path / "savings.png"
+    code, out, _ = joules(capsys, "optimise", "suggest", *V100, "--format", "json", "--plot", picture)
+    assert code == 0
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    rows = {row["job"]: row for row in json.loads(out)}
+    assert rows["librispeech"]["savings_pct"] == pytest.approx(
+        {"power_cap": 16.2, "batch_size": 18.0, "both": 42.8}, abs=0.05
+    )
+    for row in rows.values():
+        times, energies = ([point[name] for point in row["pareto"]] for name in ("time_s", "energy_j"))
+        assert times == sorted(times)
+        assert energies == sorted(energies, reverse=True)
+        assert all(point["u95_energy_j"] > 0 for point in row["pareto"])
+        allowed = [point["energy_j"] for point in row["slower"]]
+        assert allowed == sorted(allowed, reverse=True)
+        assert allowed[0] <= row["default"]["energy_j"]
+        best = {"batch_size": row["best"]["batch_size"], "power_cap_w": row["best"]["power_cap_w"]}
+        assert row["as_good"][0] == best
+
+
+def test_a_table_of_ones_own_runs_is_a_trace(capsys, tmp_path):
+    table = tmp_path / "runs.csv"
+    with table.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["job", "batch_size", "power_cap_w", "epochs", "energy_j", "time_s", "reached"])
+        for size, cap, epochs, energy, time in [(64, 250, 10, 900, 9), (64, 150, 11, 700, 12), (128, 150, 9, 500, 8)]:
+            writer.writerow(["mine", size, cap, epochs, energy, time, "true"])
+        writer.writerow(["mine", 256, 150, 30, 2000, 20, "false"])
+    code, out, _ = joules(capsys, "optimise", "suggest", "--traces", table, "--format", "json")
+    assert code == 0
+    (row,) = json.loads(out)
+    assert (row["default"]["batch_size"], row["best"]["batch_size"]) == (64, 128)
+    assert joules(capsys, "optimise", "simulate", "--traces", table, "--recurrences", 12)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--traces", TRACES), "name one with --gpu"),
+        ((*V100, "--policy", "zues"), "did you mean 'zeus'"),
+        ((*V100, "--eta", "2"), "must lie between 0 and 1"),
+        ((*V100, "--job", "squat"), "did you mean 'squad'"),
+        ((*V100, "--concurrency", "0"), "must be 1 or more"),
+        (("--traces", TRACES, "--gpu", "h200"), "there are: p100, v100"),
+        (("--traces", TRACES / "nothing.csv"), "nothing.csv"),
+        (("--traces", TRACES / "summary_train.csv"), "there are no columns job"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line(capsys, options, message):
+    assert message in refused(capsys, "optimise", "simulate", *options)
