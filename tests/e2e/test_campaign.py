@@ -60,7 +60,7 @@ def test_a_campaign_is_recorded_and_goes_on_after_its_runner_was_killed(tmp_path
     assert verified(folder) == 4
     assert len(list((folder / "runs").glob("*.h5"))) == 4
     table = subprocess.run(
-        [*JOULES, "campaign", "table", file, "--table", "cells", "--format", "json"], check=True, cwd=tmp_path,
+        [*JOULES, "campaign", "table", file, "--table", "accuracy", "--format", "json"], check=True, cwd=tmp_path,
         stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     rows = json.loads(table.stdout)

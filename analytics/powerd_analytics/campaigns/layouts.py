@@ -32,7 +32,7 @@ TIE = 0.001
 CAP = "power_cap_w"
 FITTED_FROM = 5
 """So many caps give a curve."""
-NAMES = ("cells", "minima", "ranges")
+NAMES = ("cells", "accuracy", "minima", "ranges")
 LEAST = {"e": "E", "t": "time", "edp": "EDP", "ed2p": "ED2P", "eds:2": "EDS k=2", "eds:1.5": "EDS k=1.5"}
 _OF_MINIMA = ("e", "edp", "eds:2", "eds:1.5")
 
@@ -40,7 +40,7 @@ _OF_MINIMA = ("e", "edp", "eds:2", "eds:1.5")
 def campaign_tables(design: Design, history: History, names: Sequence[str] = ()) -> list[Table]:
     """The tables that are asked for, by default all that the campaign has."""
     figures = cell_figures(design, history)
-    makers = {"cells": cells_table, "minima": minima_table, "ranges": ranges_table}
+    makers = {"cells": cells_table, "accuracy": accuracy_table, "minima": minima_table, "ranges": ranges_table}
     tables = [makers[name](design, history, figures) for name in names or NAMES]
     return [table for table in tables if len(table) or table.name in names]
 
@@ -62,25 +62,24 @@ def _factor_columns(design: Design) -> list[Column]:
 def cells_table(design: Design, history: History, figures: Sequence[CellFigures]) -> Table:
     """One row a cell: its means with their U95, and what they are of the reference's, block by block."""
     per = "/sample" if any(f.is_per_sample for f in figures) else ""
-    accuracy = list(dict.fromkeys(name for f in figures for name in f.accuracy))
     columns = [
         *_factor_columns(design),
         Column("runs", "integer", "1", heading="n"),
         Column("time_s", "number", "s", heading=f"s{per}"),
-        Column("u95_time_s", "number", "s", heading="± U95", is_uncertainty=True),
+        Column("u95_s", "number", "s", heading="± U95", is_uncertainty=True),
         Column("energy_j", "number", "J", heading=f"J{per}", sign="≥"),
         Column("u95_j", "number", "J", heading="± U95", is_uncertainty=True),
         *([] if design.reference else [Column("power_w", "number", "W", heading="W")]),
     ]
-    for name in accuracy:
-        columns += [Column(name, "number", heading=name), Column(f"u95_{name}", "number", is_uncertainty=True,
-                                                                  heading="± U95")]  # fmt: skip
     if design.reference:
         columns += [
             Column("e_ratio", "number", "1", "joules over the reference's, block by block", "E"),
             Column("edp_ratio", "number", "1", "energy-delay product over the reference's", "EDP"),
             Column("u95_edp_ratio", "number", "1", heading="± U95", is_uncertainty=True),
         ]
+    # For programs (`joules pick`); people have them in a table of their own.
+    results = dict.fromkeys(name for f in figures for name in f.accuracy)
+    columns += [Column(name, "number", is_hidden=True) for name in results]
     columns += [Column("verdict"), Column("note")]
     by_id = {f.cell.id: f for f in figures}
     rows = []
@@ -96,21 +95,35 @@ def cells_table(design: Design, history: History, figures: Sequence[CellFigures]
         what = ", ".join(f"{name} {level_text(name, level)}" for name, level in design.reference.items())
         notes.append(f"E and EDP: of those at {what}, in the same block")
     notes += _quiet_verdicts(rows)
-    notes += same_losses(design, history)
     return make_table("cells", f"Cells of {design.name}", columns, rows, notes)
+
+
+def accuracy_table(design: Design, history: History, figures: Sequence[CellFigures]) -> Table:
+    """One row a cell: how good what was trained is, as `Meter.result` said it last, beside the joules."""
+    names = list(dict.fromkeys(name for f in figures for name in f.accuracy))
+    columns = [*_factor_columns(design), Column("runs", "integer", "1", heading="n")]
+    for name in names:
+        columns.append(Column(name, "number", heading=name))
+        columns.append(Column(f"u95_{name}", "number", heading="± U95", is_uncertainty=True))
+    columns.append(Column("energy_j", "number", "J", heading="J", sign="≥"))
+    rows: list[dict[str, TableCell]] = []
+    for f in figures if names else ():
+        row: dict[str, TableCell] = {**f.cell.levels, "runs": f.runs, "energy_j": f.energy_j.value}
+        for name, mean in f.accuracy.items():
+            row |= {name: mean.value, f"u95_{name}": mean.u95}
+        rows.append(row)
+    return make_table("accuracy", f"What {design.name} has trained", columns, rows, same_losses(design, history))
 
 
 def _row_of(f: CellFigures) -> dict[str, TableCell]:
     row: dict[str, TableCell] = {
-        "runs": f.runs, "time_s": f.time_s.value, "u95_time_s": f.time_s.u95, "energy_j": f.energy_j.value,
+        "runs": f.runs, "time_s": f.time_s.value, "u95_s": f.time_s.u95, "energy_j": f.energy_j.value,
         "u95_j": f.energy_j.u95, "power_w": f.power_w, "verdict": f.verdict or None, "note": f.note or None,
     }  # fmt: skip
-    for name, mean in f.accuracy.items():
-        row |= {name: mean.value, f"u95_{name}": mean.u95}
     if f.ratios:
         edp = f.ratios["edp"]
         row |= {"e_ratio": f.ratios["e"].value, "edp_ratio": edp.value, "u95_edp_ratio": edp.u95}
-    return row
+    return row | {name: mean.value for name, mean in f.accuracy.items()}
 
 
 def _quiet_verdicts(rows: Sequence[dict[str, TableCell]]) -> list[str]:

@@ -27,6 +27,8 @@ from powerd_core.settings import SETTING
 from powerd_core.text import printable
 from powerd_core.verdict import Verdict, worst
 
+EPOCH = "epoch"
+"""The result that says when, not how good."""
 WORK_SHARE = 0.005
 """Work that differs by less than this is the same: the last batch of an epoch may be smaller."""
 _REASON = {Verdict.OVERRIDDEN: "overridden", Verdict.CONFOUNDED: "thermal", Verdict.CLOCK_MISSED: "clock-missed"}
@@ -52,7 +54,7 @@ def result_of(file: Path, design: Design) -> Result:
         raise AnalysisError(f"{file} has no joules of {', '.join(devices) or 'any device'}{f': {why}' if why else ''}")
     first = [row for row in rows if row["device"] == devices[0]]
     verdict, why = worst((Verdict(text), str(row["verdict_note"] or "")) for row in rows for text in _verdicts(row))
-    numbers = {n: float(v) for n, v in run.result.items() if is_number_cell(v) and n != "epoch"}
+    numbers = {n: float(v) for n, v in run.result.items() if is_number_cell(v)}
     is_held = any(name in KNOBS for name in design.factors)
     lost = next((e for e in run.events if e.name == SETTING and e.values.get("state") in _LOST), None)
     return Result(
@@ -223,7 +225,7 @@ def _figures(
     u_one = (results[0].u_statistical_j or 0.0) / divisors[0] if len(results) == 1 else None
     pairs = [(_per(r, per_sample), _per(beside[block], per_sample)) for block, r in own.items() if block in beside]
     relative = [(e / ref_e, t / ref_t) for (e, t), (ref_e, ref_t) in pairs if ref_e and ref_t]
-    names = dict.fromkeys(name for r in results for name in r.accuracy)
+    names = dict.fromkeys(name for r in results for name in r.accuracy if name != EPOCH)
     notes = dict.fromkeys(printable(r.note) for r in results if r.note)
     return CellFigures(
         cell,
@@ -231,7 +233,7 @@ def _figures(
         _mean(energy, u_systematic, u_one, design),
         _mean(time, 0.0, None, design),
         float(energy.sum() / time.sum()),
-        worst((Verdict(r.verdict), "") for r in results if r.verdict)[0].value if results[0].verdict else "",
+        _worst_of(results) if any(name in KNOBS for name in design.factors) else "",
         results[0].provenance,
         "; ".join(notes),
         {metric: _mean_ratio([ratio(metric, e, t) for e, t in relative]) for metric in METRICS} if relative else {},
@@ -239,6 +241,11 @@ def _figures(
          for name in names},
         per_sample,
     )  # fmt: skip
+
+
+def _worst_of(results: Sequence[Result]) -> str:
+    verdicts = [(Verdict(r.verdict), "") for r in results if r.verdict]
+    return worst(verdicts)[0].value if verdicts else ""
 
 
 def _per(result: Result, per_sample: bool) -> tuple[float, float]:

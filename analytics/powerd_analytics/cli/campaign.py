@@ -315,7 +315,8 @@ def table(
     *,
     into: Into = None,
     which: Annotated[
-        list[Literal["cells", "minima", "ranges"]] | None, Parameter(name="--table", negative="", help="Only these.")
+        list[Literal["cells", "accuracy", "minima", "ranges"]] | None,
+        Parameter(name="--table", negative="", help="Only these."),
     ] = None,
     format: Annotated[Literal["text", "csv", "json", "markdown", "latex"], Parameter(help="How to print it.")] = "text",
     output: shared.Output = None,
