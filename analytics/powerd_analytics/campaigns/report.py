@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -79,9 +79,17 @@ def figures(design: Design, history: History) -> Iterator[tuple[str, Figure]]:
         (name, level), *_ = design.reference.items()
         reference = f"{name}={level}"
     if "power_cap_w" in design.factors and len(design.factors["power_cap_w"]) > 1:
-        yield "Energy, time and their products over the power cap", draw_sweep(frame, design.name, reference)
+        yield "Energy, time and their products over the power cap", _drawn_with(draw_sweep, frame, design, reference)
     if len(frame) > 1:
-        yield "Energy against time", draw_pareto(frame, design.name, reference)
+        yield "Energy against time", _drawn_with(draw_pareto, frame, design, reference)
+
+
+def _drawn_with(draw: Callable[..., Figure], frame: Frame, design: Design, reference: str | None) -> Figure:
+    """A picture whose panels have the design's reference, where each has one; else with its own."""
+    try:
+        return draw(frame, design.name, reference)
+    except AnalysisError:
+        return draw(frame, design.name)
 
 
 def findings(design: Design, history: History) -> list[str]:

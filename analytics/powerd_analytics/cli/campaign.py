@@ -28,7 +28,13 @@ Url = Annotated[list[str] | None, Parameter(negative="", help="A running powerd;
 
 campaign = App(
     name="campaign",
-    help="Measure many settings by one file, in an order that drift cannot spoil.",
+    help="""Measure many settings by one file, in an order that forgives drift.
+
+For example:
+
+  joules campaign run caps.toml
+
+  joules campaign caps --adaptive -- python train.py""",
     help_format="plaintext",
     help_on_error=False,
     default_parameter=Parameter(show_default=lambda value: None if value is False or value == () else value),

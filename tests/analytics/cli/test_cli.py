@@ -26,8 +26,8 @@ def test_the_columns_are_these_and_stay(run, capsys):
     assert code == 0
     assert tuple(rows[0]) == tuple(COLUMNS)
     assert tuple(COLUMNS) == (
-        "kind", "run", "path", "run_id", "created_utc", "host", "program", "seed", "model", "batch_size", "gpus",
-        "ranks",
+        "kind", "run", "path", "run_id", "created_utc", "host", "program", "campaign", "cell", "block",
+        "seed", "model", "batch_size", "gpus", "ranks",
         "rank", "sharing", "ranks_counted", "job", "world_size", "rank_numbers", "machines", "job_machines",
         "begin_unix_s", "device", "device_ids", "device_name", "provenance", "power_cap_w", "power_cap_basis",
         "power_cap_asked_w", "power_cap_requested_w", "power_cap_in_run", "clock_hz", "clock_set", "clock_basis",

@@ -82,7 +82,7 @@ def test_every_command_is_in_this_list(capsys: pytest.CaptureFixture[str], monke
     code, out, _ = said(capsys, "--help")
     assert code == 0
     shown = dict(line.split(maxsplit=1) for line in out.splitlines() if re.match("  [a-z]+  +[A-Z]", line))
-    assert {*shown} == {*COMMANDS, "record", "tidy", "completion"}
+    assert {*shown} == {*COMMANDS, "record", "tidy", "completion", "campaign", "optimise"}
     assert max(map(len, out.splitlines())) <= 80
     for command, text in shown.items():
         assert app[command].help.partition("\n")[0] == text
