@@ -11,19 +11,23 @@ from typing import TYPE_CHECKING
 from powerd_analytics.campaigns.design import KNOBS, Design, level_text
 from powerd_analytics.campaigns.journal import History
 from powerd_analytics.campaigns.layouts import LEAST, campaign_tables, chosen, groups_of, spans
-from powerd_analytics.campaigns.results import measured, results_frame, same_losses
+from powerd_analytics.campaigns.results import CellFigures, Mean, cell_figures, measured, results_frame, same_losses
 from powerd_analytics.plots.configurations import draw_pareto, draw_sweep
 from powerd_analytics.plots.style import styled
 from powerd_analytics.repeats import averaged
 from powerd_analytics.report.page import own_text, script_hash
 from powerd_analytics.report.sheets import shown_sheet
+from powerd_analytics.runs.accuracy import is_lower_better
 from powerd_core.errors import AnalysisError
-from powerd_core.text import printable
+from powerd_core.text import printable, with_u95
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from powerd_analytics.figures import Frame
+
+NEAR = 0.01
+"""A result that is off the best by this share is about as good."""
 
 
 def write_report(design: Design, history: History, out: Path) -> None:
@@ -95,7 +99,7 @@ def _drawn_with(draw: Callable[..., Figure], frame: Frame, design: Design, refer
 def findings(design: Design, history: History) -> list[str]:
     """What comes out, as sentences with figures."""
     knobs = [name for name in design.factors if name in KNOBS]
-    sentences = []
+    sentences = _of_cells(cell_figures(design, history)) if not knobs else []
     for group in groups_of(design, history) if knobs else ():
         if group.reference is None or len(group.cells) < 2:
             continue
@@ -113,6 +117,32 @@ def findings(design: Design, history: History) -> list[str]:
                 sentence += f"; {others} cannot be told from it"
             sentences.append(f"{sentence}.")
     return [*sentences, *(f"{text[:1].upper()}{text[1:]}." for text in same_losses(design, history))]
+
+
+def _of_cells(figures: Sequence[CellFigures]) -> list[str]:
+    """The cell of least energy, and of those that are about as accurate as the best one."""
+    if len(figures) < 2:
+        return []
+    unit = "J a sample" if figures[0].is_per_sample else "J"
+    best = min(figures, key=lambda f: f.energy_j.value)
+    sentences = [f"The least energy is at {best.cell}: {_text(best.energy_j)} {unit}."]
+    for name in best.accuracy:
+        known = [f for f in figures if name in f.accuracy]
+        if is_lower_better(name) or not known:
+            continue
+        most = max(f.accuracy[name].value for f in known)
+        good = [f for f in known if f.accuracy[name].value >= most * (1 - NEAR)]
+        cheapest = min(good, key=lambda f: f.energy_j.value)
+        sentences.append(
+            f"Of the {len(good)} of {len(known)} cells whose {name} is within {100 * NEAR:g} % of the best "
+            f"({most:.4g}), the least energy is at {cheapest.cell}: {_text(cheapest.energy_j)} {unit}, at a {name} of "
+            f"{_text(cheapest.accuracy[name])}."
+        )
+    return sentences
+
+
+def _text(mean: Mean) -> str:
+    return with_u95(mean.value, mean.u95)
 
 
 def _per_cent(ratio: float, what: str) -> str:
