@@ -9,7 +9,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -140,6 +140,8 @@ class Journal:
                 raise
             raise RunFileError(f"{folder} cannot be written: {error.strerror or error}") from error
         self.history = read_history(folder)
+        self.unfinished = tuple(_read([self.path]).unfinished)
+        """Files of runs that this journal's runner began before, and of whose end nothing was heard."""
 
     def write(self, event: str, **values: Any) -> None:
         """Append a line, synced, and let it have happened. Raises `RunFileError`, as for a full disk."""
@@ -172,8 +174,12 @@ class Journal:
 
 def read_history(folder: Path) -> History:
     """What a campaign has so far; nothing where it has not begun. Raises `RunFileError` for a damaged journal."""
+    return _read([folder / NAME, *sorted(folder.glob("campaign.*.jsonl"))])
+
+
+def _read(paths: Iterable[Path]) -> History:
     history = History()
-    for path in [folder / NAME, *sorted(folder.glob("campaign.*.jsonl"))]:
+    for path in paths:
         for number, line in enumerate(_lines(path), 1):
             try:
                 history.take(json.loads(line))

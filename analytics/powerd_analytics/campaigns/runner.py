@@ -163,7 +163,7 @@ class Runner:
 
     def _put_aside(self) -> None:
         """Files of runs of whose end nothing was heard are no results; they are kept beside these."""
-        for name in list(self.journal.history.unfinished):
+        for name in self.journal.unfinished:
             self._move_aside(self.journal.folder / name)
         for key, record in list(self.journal.history.records.items()):
             result = record.result

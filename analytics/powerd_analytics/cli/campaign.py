@@ -203,7 +203,7 @@ def resume(file: File, *, into: Into = None, on: On = "", url: Url = None, keys:
 
 
 def _carry_out(design: Design, plan: Plan, executor: Executor, journal: Journal, file: Path | None) -> int:
-    from powerd_analytics.campaigns.runner import Runner
+    from powerd_analytics.campaigns.runner import Blocks, Runner
 
     with Shown(design) as shown:
         runner = Runner(design, plan, executor, journal, shown)
@@ -215,7 +215,7 @@ def _carry_out(design: Design, plan: Plan, executor: Executor, journal: Journal,
             sys.stderr.write(f"joules campaign: stopped; {again} goes on\n")
             return 130
     history = journal.history
-    if file is None:
+    if file is None or (isinstance(plan, Blocks) and plan.only is not None):
         return 0
     missing = [str(cell) for cell in design.cells() if not _has_result(cell.id, history)]
     for text in missing[:10]:

@@ -7,11 +7,12 @@ import subprocess
 import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from powerd_analytics.campaigns.design import Design, Item, design_of
-from powerd_analytics.campaigns.executors import Simulated
+from powerd_analytics.campaigns.executors import Simulated, submit_blocks
 from powerd_analytics.campaigns.journal import NAME, Discard, Journal, Result, read_history
 from powerd_analytics.campaigns.results import cell_figures
 from powerd_analytics.campaigns.runner import Blocks, Runner, begin
@@ -266,3 +267,56 @@ def test_a_runner_that_is_killed_at_a_hundred_moments_ends_with_the_same_result(
         # A run that was begun twice has another name; all else is the same.
         results.append({key: replace(record.result, file="") for key, record in records.items() if record.result})
     assert results[0] == results[1]
+
+
+def test_blocks_as_jobs_side_by_side_leave_each_others_runs_alone(tmp_path):
+    """Each has a journal of its own; together they are the campaign."""
+    of = design()
+    with Journal(tmp_path) as journal:
+        begin(of, Lab(), journal)
+
+    class SideBySide(Lab):
+        def run(self, item, attempt, file):
+            result = super().run(item, attempt, file)
+            if item.block == 0 and len(self.made) == 1:  # while it goes on, another job does its whole block
+                with Journal(tmp_path, part=1) as other:
+                    Runner(of, Blocks(of, 1), Lab(), other).run()
+                assert file.exists()
+            return result
+
+    for block in (0, 2, 3):
+        with Journal(tmp_path, part=block) as journal:
+            Runner(of, Blocks(of, block), SideBySide(), journal).run()
+    assert [f.runs for f in cell_figures(of, read_history(tmp_path))] == [4, 4, 4]
+    assert not (tmp_path / "discarded").exists()
+
+
+def test_slurm_gets_a_job_a_block(tmp_path, monkeypatch):
+    made = []
+
+    class AutoExecutor:
+        def __init__(self, folder):
+            made.append(folder)
+
+        def update_parameters(self, **parameters):
+            made.append(parameters)
+
+        def map_array(self, function, commands):
+            made.append([command[3:] for command in commands])
+            return [SimpleNamespace(job_id=100 + n) for n in range(len(commands))]
+
+    monkeypatch.setitem(sys.modules, "submitit", SimpleNamespace(AutoExecutor=AutoExecutor))
+    of = design(executor={"kind": "submitit", "partition": "gpu", "gpus": 2, "time_min": 30})
+    assert submit_blocks(of, tmp_path / "c.toml", tmp_path, ["--url", "board"]) == ["100", "101", "102", "103"]
+    folder, parameters, commands = made
+    assert folder == str(tmp_path / "slurm")
+    assert (parameters["slurm_partition"], parameters["gpus_per_node"], parameters["timeout_min"]) == ("gpu", 2, 30)
+    assert commands[2] == [
+        "powerd_analytics", "campaign", "run", str(tmp_path / "c.toml"), "--block", "2", "--url", "board",
+    ]  # fmt: skip
+
+
+def test_without_submitit_it_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "submitit", None)
+    with pytest.raises(ConfigError, match="submitit is not installed.*pip install"):
+        submit_blocks(design(executor={"kind": "submitit"}), tmp_path / "c.toml", tmp_path, [])
