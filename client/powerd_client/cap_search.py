@@ -17,6 +17,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import fmean, median
 
 from powerd_core.errors import ConfigError
@@ -83,6 +84,7 @@ class CapSearch:
         self._least_w, self.default_w, self._exponents = float(least_w), float(default_w), METRICS[metric]
         self._slowest = math.log1p(max_slowdown)
         self._windows: list[Window] = []
+        self._refused_w: float | None = None
         ratio = least_w / default_w
         self._spread = [self._whole(default_w * ratio ** (i / SPREAD)) for i in range(1, SPREAD + 1)]
 
@@ -104,6 +106,7 @@ class CapSearch:
     def refuse(self, cap_w: float) -> None:
         """The cap could not be set: it and lower ones are not asked for again."""
         self._least_w = cap_w + 1.0
+        self._refused_w = cap_w
         self._spread = [cap for cap in self._spread if cap > cap_w]
 
     def decision(self) -> Decision:
@@ -172,7 +175,7 @@ class CapSearch:
     def _noise(self, name: str) -> float:
         """U95 of ln of a window's value: of the steps between references, which a slow drift hardly changes."""
         logs = [math.log(getattr(w, name)) for w in self._windows if w.cap_w == self.default_w]
-        steps = [b - a for a, b in zip(logs, logs[1:], strict=False)]
+        steps = [b - a for a, b in pairwise(logs)]
         if not steps:
             return math.inf
         return STUDENT_95[min(len(steps), len(STUDENT_95)) - 1] * math.sqrt(fmean(s * s for s in steps) / 2)
@@ -196,6 +199,10 @@ class CapSearch:
         is_past = not self._is_fast(lowest) or self._log_m(lowest) > self._log_m(points[best_w]) + CLEARLY_WORSE
         if not is_past and (lower := [cap for cap in self._spread if cap < caps[0]]):
             return lower[0]
+        if not is_past and self._refused_w is not None:
+            halfway = self._whole(math.sqrt(self._refused_w * caps[0]))
+            if math.log(caps[0] / halfway) > NEAR:
+                return halfway
         vertex_w, just_fast_w = self._vertex(points, caps, best_w), self._just_fast_w(points, caps)
         if just_fast_w is not None and (vertex_w is None or just_fast_w >= vertex_w):
             tried, apart = [just_fast_w], LEAST_STEP
@@ -208,9 +215,7 @@ class CapSearch:
         is_seen_once = sum(window.cap_w == best_w for window in self._windows) == 1
         return best_w if is_seen_once and best_w != self.default_w else None
 
-    def _vertex(
-        self, points: Mapping[float, tuple[float, float]], caps: list[float], best_w: float
-    ) -> float | None:
+    def _vertex(self, points: Mapping[float, tuple[float, float]], caps: list[float], best_w: float) -> float | None:
         """Where a parabola through the best cap and its neighbours is least; None where they do not enclose a minimum:
         the best cap is the first or last, or the one below it is better and too slow."""
         i = caps.index(best_w)
