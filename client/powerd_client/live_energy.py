@@ -175,6 +175,32 @@ class LiveRun:
         except Exception as error:  # noqa: BLE001  (as in `ask`)
             return [Energy("", note=f"{type(error).__name__}: {error}")]
 
+    def between(self, begin_ns: int, end_ns: int, wait_s: float) -> list[Energy]:
+        """What each device took between two moments of the host's clock. Waits at most so long for the last readings;
+        where they have not come, the energies are of what has (``is_so_far``). Raises nothing."""
+        deadline = time.monotonic() + wait_s
+        try:
+            if (estimator := analytics()) is None:
+                return [Energy("", note=_install())]
+            while True:
+                part = None
+                with self._mutex, contextlib.suppress(_NotYet):
+                    self._follow()
+                    part = self._since(begin_ns - _MARGIN_NS)
+                if part is not None and part.t_stop_ns >= end_ns:
+                    break
+                if time.monotonic() >= deadline:
+                    return [Energy("", is_so_far=True, note="its readings have not arrived")]
+                time.sleep(_LOOK_S)
+            with tempfile.TemporaryDirectory(prefix="powerd-live-") as folder:
+                path = Path(folder) / "live.h5"
+                with h5py.File(path, "w") as file:
+                    for _ in write_run(file, replace(part, t_start_ns=begin_ns, t_stop_ns=end_ns), self._follower.file):
+                        pass
+                return [energy for energy in estimator.figures(path) if not energy.phase]
+        except Exception as error:  # noqa: BLE001  (as in `ask`)
+            return [Energy("", note=f"{type(error).__name__}: {error}")]
+
     def _run(self, folder: Path, number: int | None, name: str, last_s: float | None) -> tuple[Path, int | None]:
         """A run file of what is asked about, and the row of the phase that began with mark ``number``."""
         if not has_begun(self._journal):

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from powerd_client.control import Hold
     from powerd_client.live_energy import Energy, LiveRun
+    from powerd_client.power_choice import PowerChooser
     from powerd_client.torch_hooks import TorchMarks, Watch
 
 P = ParamSpec("P")
@@ -309,7 +310,7 @@ class Meter:
         from powerd_client.control import SETTLE_S, Hold
         from powerd_core.lease import DEFAULT_TTL_S
 
-        if devices is None and os.environ.get("LOCAL_RANK", "0") not in ("", "0"):
+        if devices is None and not self._is_first_rank():
             devices = []
         return Hold(
             levels,
@@ -320,6 +321,49 @@ class Meter:
             ttl_s=DEFAULT_TTL_S if ttl_s is None else ttl_s,
             wait_s=wait_s,
         )
+
+    def optimise_power(
+        self, metric: str = "edp", max_slowdown: float = 0.05, *, window_s: float = 2.0, settle_s: float | None = None
+    ) -> PowerChooser:
+        """Choose the power cap while the training goes on, and hold it to the end of the ``with``::
+
+            with meter.optimise_power(metric="edp", max_slowdown=0.05) as chooser:
+                for batch in loader:
+                    with chooser.iteration():
+                        train(batch)
+
+        ``metric``        of an iteration, to be least: ``e``, ``edp`` or ``ed2p`` (joules times seconds)
+        ``max_slowdown``  how much longer than at the default cap an iteration may take, a share
+        ``window_s``      the least length of a window, which has five iterations at least
+        ``settle_s``      how long to wait behind a change (1 s)
+
+        At most 14 windows are measured: some caps, each beside a window at the default cap. Every window and the
+        decision stand in the run as events ``power-choice``. The caps are a lease of the helper `powerd-control`, as
+        those of `hold`: whatever becomes of this process, what was found stands again. Without a helper one line says
+        what is missing, and the training goes on unchanged. Of several local ranks the first decides, by its own
+        iterations, for all GPUs that they may use; the others do nothing. Raises `ConfigError` for what is no metric or
+        slowdown; after that, nothing.
+        """
+        from powerd_client.cap_search import CapSearch
+        from powerd_client.control import SETTLE_S, Hold
+        from powerd_client.power_choice import Bystander, PowerChooser
+
+        CapSearch(1.0, 2.0, metric, max_slowdown)  # what is wrong is said at once
+        if not self._is_first_rank():
+            return Bystander()
+        settle_s = SETTLE_S if settle_s is None else settle_s
+        name, live = Path(sys.argv[0] or "python").name, self._live
+        return PowerChooser(
+            lambda least_w, default_w: CapSearch(least_w, default_w, metric, max_slowdown),
+            lambda devices: Hold({"power_cap_w": "default"}, devices, emit=self._emit, name=name, settle_s=settle_s),
+            None if live is None else lambda begin_ns, end_ns, wait_s: live().between(begin_ns, end_ns, wait_s),
+            self._emit,
+            window_s=window_s,
+        )
+
+    @staticmethod
+    def _is_first_rank() -> bool:
+        return os.environ.get("LOCAL_RANK", "0") in ("", "0")
 
     def _emit(self, name: str, values: Mapping[str, object], t_ns: int) -> None:
         if self._writer is not None:

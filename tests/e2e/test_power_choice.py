@@ -1,0 +1,93 @@
+"""A cap chosen inside a training: a simulated GPU, its helper, a recording, and a training that tells of iterations."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from powerd_client import open_run
+from powerd_client.cap_search import CapSearch, Window
+
+TRAINING = """
+import json, sys
+from powerd_client import Meter
+from powerd_core.gpu_physics import NETWORKS
+from powerd_daemon.sources.sim.gpu_socket import SimGpu
+
+network, gpu, full_s = NETWORKS["vgg19"], SimGpu.here(), 0.05
+kernels_s = (1 - network.waiting) * full_s
+limit_w = lambda: gpu.call("nvmlDeviceGetPowerManagementLimit", [0]) / 1e3
+with Meter(out="run.h5", quiet=True) as meter:
+    with meter.optimise_power("edp", 0.5, window_s=0.5, settle_s=0.2) as chooser:
+        done, is_over = 0, lambda: chooser.decision is not None or chooser._search is None
+        while done < 3000 and not (is_over() and done > 20):
+            with chooser.iteration():
+                gpu.run(network.waiting * full_s, kernels_s * (1 - network.memory), kernels_s * network.memory, 187.0)
+            done += 1
+        during_w = limit_w()
+    print(json.dumps([done, during_w, limit_w()]))
+"""
+
+
+def train(folder, *options, **environment):
+    (folder / "train.py").write_text(TRAINING)
+    command = [sys.executable, "-m", "powerd_daemon", "sim-gpu", *options, "--", sys.executable, "train.py"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, cwd=folder, env={**os.environ, **environment}
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout), done.stderr
+
+
+def events_of(path: Path) -> list[dict]:
+    """Values of the events of the power choice."""
+    with open_run(path) as file:
+        names, values = file["events/name"].asstr()[:], file["events/values"].asstr()[:]
+    return [json.loads(text) for name, text in zip(names, values, strict=True) if name == "power-choice"]
+
+
+@pytest.mark.timeout(170)
+def test_a_training_finds_its_cap_holds_it_and_keeps_all_that_was_decided(tmp_path):
+    (_, during_w, after_w), told = train(tmp_path, "--control")
+    *windows, last = events_of(tmp_path / "run.h5")
+    decision = last["decision"]
+    assert 140 <= decision["power_cap_w"] <= 180  # the curve's best is 162 W
+    assert (during_w, after_w) == (decision["power_cap_w"], 260.0)
+    assert f"a cap of {decision['power_cap_w']:g} W saves" in told
+    assert decision["saving_j"] > 3 * decision["saving_u95_j"] > 0
+    assert last["cost_j"] > 0
+    counted = [window for window in windows if window["counts"]]
+    assert all(window["verdict"].startswith("honoured") for window in counted)
+    assert all(window["iterations"] >= 5 and window["time_s"] >= 0.5 for window in counted)
+    # The log, replayed, gives the same decisions.
+    search = CapSearch(100.0, 260.0, "edp", 0.5)
+    for window in counted:
+        n = window["iterations"]
+        assert search.next_cap() == window["power_cap_w"]
+        search.observe(Window(window["power_cap_w"], window["energy_j"] / n, window["u95_j"] / n, window["time_s"] / n))
+    assert search.next_cap() is None
+    assert search.decision().power_cap_w == decision["power_cap_w"]
+
+
+@pytest.mark.timeout(170)
+def test_windows_that_heat_has_confounded_do_not_count_and_the_training_goes_on(tmp_path):
+    (done, during_w, _), told = train(tmp_path, "--control", "--fault", "thermal")
+    assert done > 20
+    assert during_w == 260.0
+    *windows, last = events_of(tmp_path / "run.h5")
+    assert {(window["verdict"], window["counts"]) for window in windows} == {("confounded", False)}
+    assert last["decision"] is None
+    assert "no power cap is chosen" in told
+
+
+@pytest.mark.timeout(170)
+def test_without_a_helper_one_line_says_what_is_missing_and_the_training_goes_on(tmp_path):
+    (done, during_w, after_w), told = train(tmp_path, POWERD_CONTROL=str(tmp_path / "nobody"))
+    assert (done, during_w, after_w) == (21, 260.0, 260.0)
+    lines = [line for line in told.splitlines() if "no power cap is chosen" in line]
+    assert len(lines) == 1
+    assert "start `powerd-control`" in lines[0]
+    assert events_of(tmp_path / "run.h5")[-1]["decision"] is None
