@@ -186,14 +186,15 @@ class Design:
         every += [dict(levels) for levels in self.more_cells]
         if self.reference:
             every += [{**levels, **self.reference} for levels in every]
-        return tuple({cell.id: cell for cell in map(self._cell, every)}.values())
+        return tuple({cell.id: cell for cell in map(self.cell, every)}.values())
 
-    def _cell(self, levels: Levels) -> Cell:
+    def cell(self, levels: Levels) -> Cell:
+        """The cell of these levels, whether or not the campaign has it."""
         return Cell(levels, _digest(sorted((name, _plain(level)) for name, level in levels.items())))
 
     def reference_of(self, cell: Cell) -> Cell | None:
         """The cell that this one is compared with."""
-        return self._cell({**cell.levels, **self.reference}) if self.reference else None
+        return self.cell({**cell.levels, **self.reference}) if self.reference else None
 
     def block(self, number: int, cells: Iterable[Cell]) -> list[Item]:
         """The runs of a block, numbered from 0, in their order."""
