@@ -82,7 +82,9 @@ def _drawn(figure: Figure) -> bytes:
 
 def configurations(design: Design, history: History) -> Frame:
     """The means of the cells as the pictures of configurations take them."""
-    means = averaged(results_frame(design, measured(design, history)))
+    place = {cell.id: i for i, cell in enumerate(design.cells())}
+    runs = sorted(measured(design, history), key=lambda m: place[m.item.cell.id])
+    means = averaged(results_frame(design, runs))
     return means.assign(per="", part="")
 
 
