@@ -55,7 +55,7 @@ GAIN = "energy gain minus performance loss"
 CARDS = ("P100", "V100", "2080Ti")
 HEAD = "| published number | published | ours | difference | |\n| --- | --- | --- | --- | --- |\n"
 LONGEST_S = 120.0
-OF_TANG = """Cannot follow: differences between GEMM, FFT and Winograd (the simulated card knows no algorithms, so all three
+OF_TANG = """Cannot follow: differences of GEMM, FFT and Winograd (the simulated card knows no algorithms, so all three
 rows of a card have one number of ours); the clock of each optimum (not printed); inference; that on the 2080 Ti the
 optimum mostly lies above the default (the constants are the RTX 6000's, whose voltage floor ends below it); that its
 memory clock hardly moves the speed (more than half of the networks' work is bound by the memory there). The P100's

@@ -231,7 +231,8 @@ class Simulated:
         is_hot = draw.random() < how.throttled
         time_s = iterations * at.time_s * (1 + how.noise * draw.gauss()) * (1.1 if is_hot else 1.0)
         energy_j = iterations * at.time_s * power_w * (1 + how.noise * draw.gauss())
-        energy_j *= 1 + how.drift * self._when(item)
+        if how.drift:  # to know when takes the order of the whole block
+            energy_j *= 1 + how.drift * self._when(item)
         if is_hot and "thermal" in self.design.guard.discard:
             return Discard("thermal", "slowed down by heat")
         verdict = "honoured, binding" if at.at_cap > 0.05 else "honoured, slack"
