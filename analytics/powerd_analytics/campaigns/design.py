@@ -126,8 +126,14 @@ class Simulation:
     """What the simulated card does for a cell, with ``--on``."""
 
     network: str = "{model}"
-    iteration_s: float = 0.3
-    """Of one at full clocks on one card."""
+    stand_in: Mapping[str, str] = field(default_factory=dict)
+    """A network that the simulator knows for one that it does not know."""
+    iteration_s: float | Mapping[str, float] = 0.3
+    """Of one at full clocks on one card; or by network."""
+    batch_size: float | None = None
+    """That of `iteration_s`: with others the kernels take longer in proportion. Without it no batch size matters."""
+    machine: bool = False
+    """Joules at the wall of a machine of eight such cards, those that rest among them."""
     iterations: float | None = None
     """Of a run; else the work over the batch size."""
     noise: float = 0.005
@@ -180,14 +186,15 @@ class Design:
         every += [dict(levels) for levels in self.more_cells]
         if self.reference:
             every += [{**levels, **self.reference} for levels in every]
-        return tuple({cell.id: cell for cell in map(self._cell, every)}.values())
+        return tuple({cell.id: cell for cell in map(self.cell, every)}.values())
 
-    def _cell(self, levels: Levels) -> Cell:
+    def cell(self, levels: Levels) -> Cell:
+        """The cell of these levels, whether or not the campaign has it."""
         return Cell(levels, _digest(sorted((name, _plain(level)) for name, level in levels.items())))
 
     def reference_of(self, cell: Cell) -> Cell | None:
         """The cell that this one is compared with."""
-        return self._cell({**cell.levels, **self.reference}) if self.reference else None
+        return self.cell({**cell.levels, **self.reference}) if self.reference else None
 
     def block(self, number: int, cells: Iterable[Cell]) -> list[Item]:
         """The runs of a block, numbered from 0, in their order."""
@@ -461,7 +468,28 @@ def _texts(name: str, value: Any) -> tuple[str, ...]:
     return tuple(map(str, value))
 
 
+def _flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name}: true or false")
+    return value
+
+
+def _names_of(name: str, value: Any) -> dict[str, str]:
+    if not isinstance(value, Mapping):
+        raise ConfigError(f'{name}: as in {{vgg16 = "vgg19"}}')
+    return {own: str(text) for own, text in value.items()}
+
+
+def _seconds(name: str, value: Any) -> float | dict[str, float]:
+    if isinstance(value, Mapping):
+        return {own: _typed(f"{name}.{own}", seconds, float) for own, seconds in value.items()}
+    return _typed(name, value, float)
+
+
 _READ: dict[str, Any] = {
+    "bool": _flag,
+    "Mapping[str, str]": _names_of,
+    "float | Mapping[str, float]": _seconds,
     "int": lambda name, value: _typed(name, value, int),
     "float": lambda name, value: _typed(name, value, float),
     "float | None": lambda name, value: _typed(name, value, float),

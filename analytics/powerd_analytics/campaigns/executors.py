@@ -20,7 +20,17 @@ from powerd_analytics.campaigns.results import result_of, spoiled
 from powerd_client.log import install_hint
 from powerd_client.recording import CAMPAIGN_ENVIRONMENT
 from powerd_core.errors import ConfigError, ControlError, PowerdError
-from powerd_core.gpu_physics import CARDS, NETWORKS, Card, operate
+from powerd_core.gpu_physics import (
+    CARDS,
+    EIGHT_CARDS,
+    NETWORKS,
+    XCEPTION,
+    Card,
+    Network,
+    operate,
+    operate_machine,
+    timed,
+)
 from powerd_core.lease import KNOB_OF_OPTION, Range, Request
 
 FAILED, OUT_OF_MEMORY, UNMEASURED = "failed", "out-of-memory", "unmeasured"
@@ -29,6 +39,8 @@ _OUT_OF_MEMORY = ("out of memory", "outofmemory", "cannot allocate memory", "std
 _KILLED = 137
 _OPTIONS = {"power_cap_w": "--power-cap", "sm_clock_mhz": "--sm-clock", "mem_clock_mhz": "--mem-clock"}
 _TAIL = 8192
+TRAININGS: Mapping[str, Network] = {**NETWORKS, "xception": XCEPTION}
+"""What a simulated card can train, by name."""
 
 
 class Executor(Protocol):
@@ -201,35 +213,63 @@ class Simulated:
 
     def run(self, item: Item, attempt: int, file: Path) -> Result | Discard:
         how, levels = self.design.simulation, item.cell.levels
-        name = how.network.format_map({**levels})
-        if name not in NETWORKS:
-            raise ConfigError(f"simulation.network: there is no {name!r}: {', '.join(NETWORKS)}")
         draw = random.Random(f"{self.design.seed} {item.key} {attempt}")
-        network = replace(NETWORKS[name], time_s=how.iteration_s)
+        network = self._network(levels)
         cap_w = float(levels.get("power_cap_w", self.card.limits_w[1]))
         f_most = float(levels.get("sm_clock_mhz", self.card.core_mhz[-1])) / self.card.core_mhz[-1]
         g = float(levels.get("mem_clock_mhz", self.card.memory_mhz[-1])) / self.card.memory_mhz[-1]
         cards = int(levels.get(GPUS, 1))
-        at = operate(self.card, network, cap_w, f_most=f_most, g=g, cards=cards)
+        if how.machine:
+            if cards > EIGHT_CARDS.slots:
+                raise ConfigError(f"gpus: {cards} are more than the {EIGHT_CARDS.slots} cards of the simulated machine")
+            at = operate_machine(EIGHT_CARDS, self.card, network, cap_w, f_most=f_most, g=g, cards=cards)
+            power_w = at.power_w
+        else:
+            at = operate(self.card, network, cap_w, f_most=f_most, g=g, cards=cards)
+            power_w = at.power_w * cards
         iterations = self._iterations(levels)
         is_hot = draw.random() < how.throttled
         time_s = iterations * at.time_s * (1 + how.noise * draw.gauss()) * (1.1 if is_hot else 1.0)
-        energy_j = (
-            iterations * at.energy_j * cards * (1 + how.noise * draw.gauss()) * (1 + how.drift * self._when(item))
-        )
+        energy_j = iterations * at.time_s * power_w * (1 + how.noise * draw.gauss())
+        if how.drift:  # to know when takes the order of the whole block
+            energy_j *= 1 + how.drift * self._when(item)
         if is_hot and "thermal" in self.design.guard.discard:
             return Discard("thermal", "slowed down by heat")
         verdict = "honoured, binding" if at.at_cap > 0.05 else "honoured, slack"
+        device = "node" if how.machine else "gpu0" if cards == 1 else f"{cards} GPUs"
+        samples = self.design.samples or (self._batch(levels) or 0.0) * iterations or None
         return Result(
-            energy_j, time_s, None, None, self.design.samples, verdict if set(levels) & set(KNOBS) else "",
-            provenance="simulated", device="gpu0" if cards == 1 else f"{cards} GPUs",
+            energy_j, time_s, None, None, samples, verdict if set(levels) & set(KNOBS) else "",
+            provenance="simulated", device=device,
         )  # fmt: skip
+
+    def _network(self, levels: Mapping[str, Any]) -> Network:
+        """What is trained, with iterations as long as the design says. With another batch size the kernels take longer
+        in proportion, and the gaps between them stay."""
+        how = self.design.simulation
+        name = how.network.format_map({**levels})
+        own = how.stand_in.get(name, name)
+        if own not in TRAININGS:
+            raise ConfigError(f"simulation.network: there is no {own!r}: {', '.join(TRAININGS)}")
+        time_s = how.iteration_s.get(name) if isinstance(how.iteration_s, Mapping) else how.iteration_s
+        if time_s is None:
+            raise ConfigError(f"simulation.iteration_s: say that of {name}")
+        network, batch = timed(TRAININGS[own], time_s), self._batch(levels)
+        if how.batch_size is None or batch is None:
+            return network
+        waiting_s = network.waiting * time_s
+        longer_s = waiting_s + (time_s - waiting_s) * batch / how.batch_size
+        return replace(network, time_s=longer_s, waiting=waiting_s / longer_s)
+
+    def _batch(self, levels: Mapping[str, Any]) -> float | None:
+        batch = levels.get("batch_size", levels.get("batch"))
+        return float(batch) if isinstance(batch, int | float) else None
 
     def _iterations(self, levels: Mapping[str, Any]) -> float:
         if self.design.simulation.iterations is not None:
             return self.design.simulation.iterations
-        batch = levels.get("batch_size", levels.get("batch"))
-        if self.design.samples is None or not isinstance(batch, int | float):
+        batch = self._batch(levels)
+        if self.design.samples is None or batch is None:
             raise ConfigError("simulation.iterations: say how many, or give work.images and a factor batch_size")
         return float(math.ceil(self.design.samples / batch))
 

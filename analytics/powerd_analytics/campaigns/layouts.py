@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from math import inf, log, sqrt
 
 import numpy as np
 
-from powerd_analytics.campaigns.design import KNOBS, Cell, Design, level_text
+from powerd_analytics.campaigns.design import GPUS, KNOBS, Cell, Design, level_text
 from powerd_analytics.campaigns.journal import History, Result
 from powerd_analytics.campaigns.results import (
     METRICS,
     CellFigures,
     Mean,
     cell_figures,
+    mean_ratio,
     measured,
     ratio,
     same_losses,
@@ -32,7 +33,7 @@ TIE = 0.001
 CAP = "power_cap_w"
 FITTED_FROM = 5
 """So many caps give a curve."""
-NAMES = ("cells", "accuracy", "minima", "ranges")
+CORE, MEMORY = "sm_clock_mhz", "mem_clock_mhz"
 LEAST = {"e": "E", "t": "time", "edp": "EDP", "ed2p": "ED2P", "eds:2": "EDS k=2", "eds:1.5": "EDS k=1.5"}
 _OF_MINIMA = ("e", "edp", "eds:2", "eds:1.5")
 
@@ -40,8 +41,7 @@ _OF_MINIMA = ("e", "edp", "eds:2", "eds:1.5")
 def campaign_tables(design: Design, history: History, names: Sequence[str] = ()) -> list[Table]:
     """The tables that are asked for, by default all that the campaign has."""
     figures = cell_figures(design, history)
-    makers = {"cells": cells_table, "accuracy": accuracy_table, "minima": minima_table, "ranges": ranges_table}
-    tables = [makers[name](design, history, figures) for name in names or NAMES]
+    tables = [_MAKERS[name](design, history, figures) for name in names or _MAKERS]
     return [table for table in tables if len(table) or table.name in names]
 
 
@@ -159,13 +159,17 @@ class Group:
         return float(energy), float(time)
 
     def pairs(self, a: Cell, b: Cell) -> list[tuple[float, float]]:
+        """Joules and seconds of one cell over another's, a pair a block."""
+        return list(self.pairs_by_block(a, b).values())
+
+    def pairs_by_block(self, a: Cell, b: Cell) -> dict[int, tuple[float, float]]:
         """Joules and seconds of one cell over another's, by block."""
         beside = self.runs.get(b.id, {})
-        return [
-            (r.energy_j / beside[block].energy_j, r.time_s / beside[block].time_s)
+        return {
+            block: (r.energy_j / beside[block].energy_j, r.time_s / beside[block].time_s)
             for block, r in self.runs.get(a.id, {}).items()
             if block in beside
-        ]
+        }
 
 
 def groups_of(design: Design, history: History) -> list[Group]:
@@ -237,11 +241,13 @@ def minima_table(design: Design, history: History, figures: Sequence[CellFigures
     knobs = [name for name in design.factors if name in KNOBS]
     others = [c for c in _factor_columns(design) if c.name not in KNOBS]
     is_thousands = any(f.energy_j.value >= 1e5 for f in figures)
+    per = "/sample" if any(f.is_per_sample for f in figures) else ""
     columns = [
         *others, Column("target", heading="least"), *(c for c in _factor_columns(design) if c.name in KNOBS),
         Column("power_w", "number", "W", heading="W"),
-        Column("energy_j", "number", "J", heading="kJ" if is_thousands else "J", per=1e3 if is_thousands else 1.0),
-        Column("energy_pct", "number", "%", heading="Δ %"), Column("time_s", "number", "s", heading="s"),
+        Column("energy_j", "number", "J", heading=f"{'kJ' if is_thousands else 'J'}{per}",
+               per=1e3 if is_thousands else 1.0),
+        Column("energy_pct", "number", "%", heading="Δ %"), Column("time_s", "number", "s", heading=f"s{per}"),
         Column("time_pct", "number", "%", heading="Δ %"), Column("as_good", heading="as good"),
     ]  # fmt: skip
     by_id = {f.cell.id: f for f in figures}
@@ -324,3 +330,206 @@ def ranges_table(design: Design, history: History, figures: Sequence[CellFigures
 
 def _is_below(mean: Mean) -> bool:
     return mean.value + (mean.u95 if mean.u95 is not None else inf) < 1
+
+
+# -- several GPUs ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Scaled:
+    """A number of GPUs beside the least number, and what a setting saves there."""
+
+    gpus: int
+    group: Group
+    time_s: float
+    """At the reference."""
+    speed_up: Mean
+    """At the reference, over the least number of GPUs."""
+    speed_up_set: Mean
+    """The same at `Scaling.at`."""
+    best: Cell
+    """Of the least energy."""
+    energy: Mean
+    """Of the best over the reference's."""
+    time: Mean
+
+
+@dataclass(frozen=True, slots=True)
+class Scaling:
+    """How trainings that differ in nothing but GPUs and knobs get faster, and what is saved."""
+
+    levels: Mapping[str, TableCell]
+    at: Cell
+    """Of the least EDP on most GPUs."""
+    rows: tuple[Scaled, ...]
+
+
+def scalings(design: Design, history: History) -> list[Scaling]:
+    """Of those groups that have a reference and two numbers of GPUs or more, runs compared block by block."""
+    together: dict[tuple[tuple[str, TableCell], ...], list[Group]] = {}
+    for group in groups_of(design, history):
+        if group.reference is not None and isinstance(group.levels.get(GPUS), int):
+            key = tuple((n, level) for n, level in group.levels.items() if n != GPUS)
+            together.setdefault(key, []).append(group)
+    found = []
+    for levels, groups in together.items():
+        if len(groups) > 1:
+            groups.sort(key=lambda group: float(str(group.levels[GPUS])))
+            found.append(_scaling(design, dict(levels), groups))
+    return found
+
+
+def _scaling(design: Design, levels: Mapping[str, TableCell], groups: Sequence[Group]) -> Scaling:
+    at = chosen(design, groups[-1], "edp").cell
+    set_to = {name: level for name, level in at.levels.items() if name in KNOBS}
+    rows = []
+    for group in groups:
+        reference, least = group.reference, groups[0].reference
+        if reference is None or least is None:
+            continue
+        best = chosen(design, group, "e").cell
+        pairs = group.pairs(best, reference)
+        set_here, set_least = (design.cell({**cell.levels, **set_to}) for cell in (reference, least))
+        rows.append(
+            Scaled(
+                int(str(group.levels[GPUS])),
+                group,
+                float(np.mean([r.time_s for r in group.runs[reference.id].values()])),
+                mean_ratio([time for _, time in group.pairs(least, reference)]),
+                mean_ratio([time for _, time in group.pairs(set_least, set_here)]),
+                best,
+                mean_ratio([energy for energy, _ in pairs]),
+                mean_ratio([time for _, time in pairs]),
+            )
+        )
+    return Scaling(levels, at, tuple(rows))
+
+
+def scaling_table(design: Design, history: History, figures: Sequence[CellFigures]) -> Table:
+    """For each number of GPUs its speed-up and efficiency, at the reference and at one other setting, and the most
+    energy that a setting saves, as Koszczal et al. compare them."""
+    others = [c for c in _factor_columns(design) if c.name not in (*KNOBS, GPUS)]
+    columns = [
+        *others, Column(GPUS, "integer", "1", heading="GPUs"), Column("time_s", "number", "s", heading="s"),
+        Column("speed_up", "number", "1", heading="speed-up"),
+        Column("u95_speed_up", "number", "1", heading="± U95", is_uncertainty=True),
+        Column("efficiency_pct", "number", "%", heading="efficiency %"),
+        Column("speed_up_set", "number", "1", "speed-up at the setting that the note names", "speed-up, set"),
+        *(c for c in _factor_columns(design) if c.name in KNOBS),
+        Column("saving_pct", "number", "%", heading="saves %"),
+        Column("u95_saving_pct", "number", "%", heading="± U95", is_uncertainty=True),
+        Column("time_pct", "number", "%", heading="time Δ %"),
+    ]  # fmt: skip
+    rows: list[dict[str, TableCell]] = []
+    notes = []
+    for scaling in scalings(design, history):
+        rows += [_scaled(row, scaling) for row in scaling.rows]
+        notes.append(f"set: at {setting_text(scaling.at)}, the least EDP on {scaling.rows[-1].gpus} GPUs")
+    notes += ["saves: the most energy that a setting saves against the reference on as many GPUs"] if rows else []
+    return make_table("scaling", f"GPUs of {design.name}", columns, rows, list(dict.fromkeys(notes)))
+
+
+def _scaled(row: Scaled, scaling: Scaling) -> dict[str, TableCell]:
+    return {
+        **scaling.levels, **{n: level for n, level in row.best.levels.items() if n in KNOBS},
+        GPUS: row.gpus, "time_s": row.time_s, "speed_up": row.speed_up.value, "u95_speed_up": row.speed_up.u95,
+        "efficiency_pct": 100 * row.speed_up.value * scaling.rows[0].gpus / row.gpus,
+        "speed_up_set": row.speed_up_set.value, "time_pct": 100 * (row.time.value - 1),
+        "saving_pct": 100 * (1 - row.energy.value),
+        "u95_saving_pct": None if row.energy.u95 is None else 100 * row.energy.u95,
+    }  # fmt: skip
+
+
+def setting_text(cell: Cell) -> str:
+    """The knobs of a cell."""
+    return ", ".join(level_text(name, level) for name, level in cell.levels.items() if name in KNOBS)
+
+
+# -- clocks ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Marginal:
+    """Joules and seconds at a level of one knob over those at its reference level, all else being equal: the geometric
+    mean over all else."""
+
+    level: float
+    energy: Mean
+    time: Mean
+
+
+def marginals(design: Design, groups: Sequence[Group], knob: str) -> list[Marginal]:
+    """Over some groups, level by level, block by block; the reference level among them. Empty where the reference names
+    no level of the knob or the knob has one level alone."""
+    if knob not in design.reference:
+        return []
+    logs: dict[float, dict[int, list[tuple[float, float]]]] = {}
+    for group in groups:
+        for cell in group.cells:
+            beside = design.cell({**cell.levels, knob: design.reference[knob]})
+            for block, (energy, time) in group.pairs_by_block(cell, beside).items():
+                by_block = logs.setdefault(float(cell.levels[knob]), {})
+                by_block.setdefault(block, []).append((log(energy), log(time)))
+    found = []
+    for level, by_block in sorted(logs.items()):
+        energies, times = zip(*(np.exp(np.mean(pairs, axis=0)) for pairs in by_block.values()), strict=True)
+        found.append(Marginal(level, mean_ratio(energies), mean_ratio(times)))
+    return found if len(found) > 1 else []
+
+
+def marginals_table(design: Design, history: History, figures: Sequence[CellFigures]) -> Table:
+    """What each clock does to speed, power and energy, as Tang et al. average them: the geometric mean over all other
+    factors."""
+    columns = [
+        Column("knob"), Column("level_mhz", "number", "MHz", heading="MHz"),
+        Column("speed_ratio", "number", "1", heading="speed"), Column("power_ratio", "number", "1", heading="power"),
+        Column("e_ratio", "number", "1", heading="E"),
+        Column("u95_e_ratio", "number", "1", heading="± U95", is_uncertainty=True),
+    ]  # fmt: skip
+    groups = groups_of(design, history)
+    rows: list[dict[str, TableCell]] = [
+        {
+            "knob": name, "level_mhz": m.level, "speed_ratio": 1 / m.time.value,
+            "power_ratio": m.energy.value / m.time.value, "e_ratio": m.energy.value, "u95_e_ratio": m.energy.u95,
+        }
+        for knob, name in ((CORE, "SM clock"), (MEMORY, "memory clock"))
+        for m in marginals(design, groups, knob)
+    ]  # fmt: skip
+    notes = ["of those at the reference clock: the geometric mean over all other factors"] if rows else []
+    return make_table("marginals", f"Clocks of {design.name}", columns, rows, notes)
+
+
+def optimum_table(design: Design, history: History, figures: Sequence[CellFigures]) -> Table:
+    """For each model the SM clock of the least energy and what it saves, as table III of Tang et al.: the geometric
+    mean over all other factors."""
+    columns = [
+        Column("model"), Column(CORE, "number", "MHz", heading="SM MHz"),
+        Column("saving_pct", "number", "%", heading="saves %"),
+        Column("u95_saving_pct", "number", "%", heading="± U95", is_uncertainty=True),
+        Column("time_pct", "number", "%", heading="time Δ %"),
+    ]  # fmt: skip
+    by_model: dict[TableCell, list[Group]] = {}
+    for group in groups_of(design, history):
+        by_model.setdefault(group.levels.get("model"), []).append(group)
+    rows: list[dict[str, TableCell]] = []
+    for model, groups in by_model.items():
+        if levels := marginals(design, groups, CORE):
+            best = min(levels, key=lambda m: m.energy.value)
+            rows.append({
+                "model": model, CORE: best.level, "saving_pct": 100 * (1 - best.energy.value),
+                "u95_saving_pct": None if best.energy.u95 is None else 100 * best.energy.u95,
+                "time_pct": 100 * (best.time.value - 1),
+            })  # fmt: skip
+    return make_table("optimum", f"Best SM clocks of {design.name}", columns, rows)
+
+
+_MAKERS: dict[str, Callable[[Design, History, Sequence[CellFigures]], Table]] = {
+    "cells": cells_table,
+    "accuracy": accuracy_table,
+    "minima": minima_table,
+    "ranges": ranges_table,
+    "scaling": scaling_table,
+    "marginals": marginals_table,
+    "optimum": optimum_table,
+}
+"""By name, in the order of the page."""

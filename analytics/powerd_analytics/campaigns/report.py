@@ -4,15 +4,30 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from powerd_analytics.campaigns.design import KNOBS, Design, level_text
+from powerd_analytics.campaigns.design import KNOBS, Design
 from powerd_analytics.campaigns.journal import History
-from powerd_analytics.campaigns.layouts import LEAST, campaign_tables, chosen, groups_of, spans
+from powerd_analytics.campaigns.layouts import (
+    CORE,
+    LEAST,
+    MEMORY,
+    Group,
+    Scaling,
+    campaign_tables,
+    chosen,
+    groups_of,
+    marginals,
+    scalings,
+    setting_text,
+    spans,
+)
 from powerd_analytics.campaigns.results import CellFigures, Mean, cell_figures, measured, results_frame, same_losses
-from powerd_analytics.plots.configurations import draw_pareto, draw_sweep
+from powerd_analytics.plots.configurations import SWEPT, draw_pareto, draw_sweep
 from powerd_analytics.plots.style import styled
 from powerd_analytics.repeats import averaged
 from powerd_analytics.report.page import own_text, script_hash
@@ -71,7 +86,9 @@ def _drawn(figure: Figure) -> bytes:
 
 def configurations(design: Design, history: History) -> Frame:
     """The means of the cells as the pictures of configurations take them."""
-    means = averaged(results_frame(design, measured(design, history)))
+    place = {cell.id: i for i, cell in enumerate(design.cells())}
+    runs = sorted(measured(design, history), key=lambda m: place[m.item.cell.id])
+    means = averaged(results_frame(design, runs))
     return means.assign(per="", part="")
 
 
@@ -82,18 +99,16 @@ def figures(design: Design, history: History) -> Iterator[tuple[str, Figure]]:
     if len(design.reference) == 1:
         (name, level), *_ = design.reference.items()
         reference = f"{name}={level}"
-    if "power_cap_w" in design.factors and len(design.factors["power_cap_w"]) > 1:
-        yield "Energy, time and their products over the power cap", _drawn_with(draw_sweep, frame, design, reference)
-    if len(frame) > 1:
-        yield "Energy against time", _drawn_with(draw_pareto, frame, design, reference)
-
-
-def _drawn_with(draw: Callable[..., Figure], frame: Frame, design: Design, reference: str | None) -> Figure:
-    """A picture whose panels have the design's reference, where each has one; else with its own."""
-    try:
-        return draw(frame, design.name, reference)
-    except AnalysisError:
-        return draw(frame, design.name)
+    for knob, name in SWEPT.items():
+        is_alone = sum(other in KNOBS and len(levels) > 1 for other, levels in design.factors.items()) == 1
+        if is_alone and len(design.factors.get(knob, ())) > 1:
+            picture = draw_sweep(frame, design.name, reference, knob=knob)
+            yield f"Energy, time and their products over the {name}", picture
+    # Runs of different work are no alternatives to each other.
+    if len(frame) > 1 and not any(f.is_per_sample for f in cell_figures(design, history)):
+        references = Counter(c.levels.get("model") for c in design.cells() if c == design.reference_of(c))
+        is_one = set(references.values()) == {1}
+        yield "Energy against time", draw_pareto(frame, design.name, reference if is_one else None)
 
 
 def findings(design: Design, history: History) -> list[str]:
@@ -106,8 +121,7 @@ def findings(design: Design, history: History) -> list[str]:
         name = ", ".join(f"{level}" if n == "model" else f"{n} {level}" for n, level in group.levels.items())
         for metric in ("e", "edp"):
             best = chosen(design, group, metric)
-            where = ", ".join(level_text(knob, best.cell.levels[knob]) for knob in knobs)
-            sentence = f"{name + ': ' if name else ''}the least {LEAST[metric]} is at {where}"
+            sentence = f"{name + ': ' if name else ''}the least {LEAST[metric]} is at {setting_text(best.cell)}"
             off = group.off_reference(best.cell)
             if off is not None:
                 energy, time = off
@@ -115,7 +129,12 @@ def findings(design: Design, history: History) -> list[str]:
             if len(best.as_good) > 1:
                 others = "; ".join(spans(best.as_good, group.cells, knob) for knob in knobs)
                 sentence += f"; {others} cannot be told from it"
+            if metric == "e" and len(knobs) == 1:
+                sentence += f"; within 1 % of the least energy lie {_valley(group, knobs[0])}"
             sentences.append(f"{sentence}.")
+    groups = groups_of(design, history)
+    sentences += [text for scaling in scalings(design, history) for text in _of_scaling(scaling)]
+    sentences += _of_clocks(design, groups) + _of_batches(design, history)
     return [*sentences, *(f"{text[:1].upper()}{text[1:]}." for text in same_losses(design, history))]
 
 
@@ -143,6 +162,83 @@ def _of_cells(figures: Sequence[CellFigures]) -> list[str]:
 
 def _text(mean: Mean) -> str:
     return with_u95(mean.value, mean.u95)
+
+
+VALLEY = 1.01
+"""Settings that cost so many times the least energy are in its valley."""
+HARDLY = 0.03
+"""A change of speed below this is hardly one."""
+
+
+def _valley(group: Group, knob: str) -> str:
+    """The levels whose mean energy is near the least mean."""
+    off = {cell: found[0] for cell in group.cells if (found := group.off_reference(cell)) is not None}
+    near = [cell for cell, energy in off.items() if energy <= VALLEY * min(off.values())]
+    return spans(near, group.cells, knob)
+
+
+def _of_scaling(scaling: Scaling) -> list[str]:
+    """How the saving goes with the number of GPUs, and how the speed does."""
+    rows, name = scaling.rows, ", ".join(str(level) for level in scaling.levels.values())
+    prefix = f"{name}: " if name else ""
+    savings = [1 - row.energy.value for row in rows]
+    numbers = _listed([f"{row.gpus}" for row in rows])
+    verb = "grows" if savings == sorted(savings) else "does not simply grow"
+    values = _listed([_with_u95(Mean(1 - row.energy.value, row.energy.u95), 100) for row in rows])
+    what = f"{prefix}{'the' if prefix else 'The'} most energy that a setting saves"
+    sentences = [f"{what} {verb} with the number of GPUs: {values} % with {numbers}."]
+    most, set_to = rows[-1], setting_text(scaling.at)
+    better = "better" if most.speed_up_set.value > most.speed_up.value else "no better"
+    at_both = f"{_with_u95(most.speed_up)} times as fast as {rows[0].gpus} at the reference, and "
+    at_both += f"{_with_u95(most.speed_up_set)} times at {set_to}"
+    sentences.append(f"{prefix}{most.gpus} GPUs are {at_both}: there they scale {better}.")
+    return sentences
+
+
+def _of_clocks(design: Design, groups: Sequence[Group]) -> list[str]:
+    """What each clock does from its least to its greatest level, all else being equal."""
+    sentences = []
+    for knob, name in ((CORE, "SM clock"), (MEMORY, "memory clock")):
+        if levels := marginals(design, groups, knob):
+            first, last = levels[0], levels[-1]
+            speed, energy = first.time.value / last.time.value, last.energy.value / first.energy.value
+            hardly = "hardly moves the speed" if abs(speed - 1) < HARDLY else "moves the speed"
+            change = f"from {first.level:g} to {last.level:g} MHz it changes by {100 * (speed - 1):+.3g} %, "
+            change += f"and energy by {100 * (energy - 1):+.3g} %"
+            sentences.append(f"The {name} {hardly}: {change}, in the geometric mean over all else.")
+    return sentences
+
+
+def _of_batches(design: Design, history: History) -> list[str]:
+    """What a sample costs by batch size at the reference, where runs of different batch sizes are compared by it."""
+    by_others: dict[tuple[object, ...], dict[float, Mean]] = {}
+    for f in cell_figures(design, history):
+        batch = f.cell.levels.get("batch_size")
+        is_reference = not design.reference or f.cell == design.reference_of(f.cell)
+        if f.is_per_sample and is_reference and isinstance(batch, int | float):
+            others = tuple(v for n, v in f.cell.levels.items() if n not in ("batch_size", *design.reference))
+            by_others.setdefault(others, {})[float(batch)] = f.energy_j
+    sentences = []
+    for alike, means in by_others.items():
+        joules = [means[batch] for batch in sorted(means)]
+        if len(joules) > 1:
+            is_less = all(a.value > b.value for a, b in pairwise(joules))
+            name = f"{', '.join(map(str, alike))}: " if alike else ""
+            sentences.append(
+                f"{name}larger batches {'cost less' if is_less else 'do not always cost less'} per sample: "
+                f"{_listed([_with_u95(mean) for mean in joules])} J at {_listed([f'{b:g}' for b in sorted(means)])}."
+            )
+    return sentences
+
+
+def _listed(texts: Sequence[str]) -> str:
+    return f"{', '.join(texts[:-1])} and {texts[-1]}" if len(texts) > 1 else "".join(texts)
+
+
+def _with_u95(mean: Mean, per: float = 1.0) -> str:
+    """Three digits, with the 95 % half-width where there is one."""
+    text = f"{per * mean.value:.3g}"
+    return f"{text} ± {per * mean.u95:.2g}" if mean.u95 else text
 
 
 def _per_cent(ratio: float, what: str) -> str:

@@ -236,7 +236,7 @@ def _figures(
         _worst_of(results) if any(name in KNOBS for name in design.factors) else "",
         results[0].provenance,
         "; ".join(notes),
-        {metric: _mean_ratio([ratio(metric, e, t) for e, t in relative]) for metric in METRICS} if relative else {},
+        {metric: mean_ratio([ratio(metric, e, t) for e, t in relative]) for metric in METRICS} if relative else {},
         {name: _mean(np.array([r.accuracy[name] for r in results if name in r.accuracy]), 0.0, None, design)
          for name in names},
         per_sample,
@@ -267,7 +267,8 @@ def _mean(values: Any, u_systematic: float, u_one: float | None, design: Design)
     return Mean(float(np.mean(values)), float(expanded(u, u_systematic, 0.0, n - 1.0 if u else inf)))
 
 
-def _mean_ratio(ratios: Sequence[float]) -> Mean:
+def mean_ratio(ratios: Sequence[float]) -> Mean:
+    """The geometric mean of ratios, one a block, with the half of its 95 % interval."""
     logs = np.log(ratios)
     value, n = exp(float(np.mean(logs))), len(logs)
     if n < 2:

@@ -321,7 +321,7 @@ def table(
     *,
     into: Into = None,
     which: Annotated[
-        list[Literal["cells", "accuracy", "minima", "ranges"]] | None,
+        list[Literal["cells", "accuracy", "minima", "ranges", "scaling", "marginals", "optimum"]] | None,
         Parameter(name="--table", negative="", help="Only these."),
     ] = None,
     format: Annotated[Literal["text", "csv", "json", "markdown", "latex"], Parameter(help="How to print it.")] = "text",

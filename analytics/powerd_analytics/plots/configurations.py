@@ -301,42 +301,48 @@ def _iso_lines(ax: Axes, time: np.ndarray, energy: np.ndarray, ref: int, k: floa
 
 _CURVES = {"energy": PALETTE[0], "time": PALETTE[1], "EDP": PALETTE[2], "EDS": PALETTE[4]}
 """EDP and EDS run side by side, and deuteranopes see thin lines in green and purple as much the same grey."""
+SWEPT = {"power_cap_w": "power cap", "sm_clock_mhz": "SM clock"}
+"""What energy is drawn over."""
 
 
 @styled
-def draw_sweep(frame: Frame, name: str, reference: str | None = None, k: float = 2.0) -> Figure:
-    """A panel for each model, batch size and device; 1 is ``reference`` (COLUMN=VALUE), else the highest cap.
+def draw_sweep(
+    frame: Frame, name: str, reference: str | None = None, k: float = 2.0, *, knob: str = "power_cap_w"
+) -> Figure:
+    """A panel for each model, batch size and device; 1 is ``reference`` (COLUMN=VALUE), else the highest level of the
+    knob, one of `SWEPT`.
 
-    Raises `AnalysisError` where no configuration has a power cap, two of different energy or time have the same, or
+    Raises `AnalysisError` where no configuration has the knob, two of different energy or time have the same level, or
     the reference is not exactly one in a panel.
     """
-    capped = [r for r in _wholes(frame, "caps") if r["power_cap_w"] is not None]
-    same_settings = [n for n in _names(capped) if n != "power_cap_w"]
-    groups = [same for same in grouped(capped, (*same_settings, "per")) if len(set(map(_cap, same))) > 1]
+    of_knob = knob if knob in frame else f"{ATTRIBUTE}{knob}"
+    capped = [r for r in _wholes(frame, "caps") if r.get(of_knob) is not None]
+    same_settings = [n for n in _names(capped) if n != of_knob]
+    groups = [
+        same for same in grouped(capped, (*same_settings, "per")) if len({number_of(r, of_knob) for r in same}) > 1
+    ]
+    what = SWEPT[knob]
     if not groups:
-        raise AnalysisError("no power caps to compare: no model and device has two configurations that differ in it")
+        raise AnalysisError(f"no {what}s to compare: no model and device has two configurations that differ in it")
     every, wanted = [r for same in groups for r in same], _wanted(reference, frame)
     figure, axes = panels(len(groups), (4.6, 3.4))
     for (ax,), same in zip(axes, groups, strict=True):
-        # A table may have one cap twice, as the best by two metrics.
-        by_cap = list({(_cap(r), _energy(r)[0], _time(r)[0]): r for r in sorted(same, key=_cap)}.values())
-        _curves(ax, by_cap, _reference(same, wanted, by_cap[-1]), k)
-        heading(ax, _heading(same[0], every, "power_cap_w"))
+        rising = sorted(same, key=lambda r: number_of(r, of_knob) or 0.0)
+        # A table may have one level twice, as the best by two metrics.
+        by_level = list({(number_of(r, of_knob), _energy(r)[0], _time(r)[0]): r for r in rising}.values())
+        _curves(ax, by_level, _reference(same, wanted, by_level[-1]), k, of_knob, what)
+        heading(ax, _heading(same[0], every, of_knob))
     # Beside the panels: curves go wherever a legend within one could stand.
     legend_above(figure, axes[0][0].get_legend_handles_labels()[0])
     bars = interval_note(_halves(every))
-    note = f"relative to {reference or 'the highest cap'}; EDS with k = {k:g}; {bars}; ringed: least"
-    return finish(figure, f"{name}: over the power cap", map(_provenance, every), note)
+    note = f"relative to {reference or f'the highest {what}'}; EDS with k = {k:g}; {bars}; ringed: least"
+    return finish(figure, f"{name}: over the {what}", map(_provenance, every), note)
 
 
-def _cap(row: Record) -> float:
-    return number_of(row, "power_cap_w") or 0.0
-
-
-def _curves(ax: Axes, same: Sequence[Record], ref: Record, k: float) -> None:
-    caps = list(map(_cap, same))
+def _curves(ax: Axes, same: Sequence[Record], ref: Record, k: float, of_knob: str, what: str) -> None:
+    caps, unit = [number_of(r, of_knob) or 0.0 for r in same], "W" if of_knob == "power_cap_w" else "MHz"
     if twice := [cap for cap in caps if caps.count(cap) > 1]:
-        raise AnalysisError(f"two configurations have the power cap {twice[0]:g} W: leave one of them out")
+        raise AnalysisError(f"two configurations have the {what} {twice[0]:g} {unit}: leave one of them out")
     if min(_energy(ref)[0] or 0.0, _time(ref)[0] or 0.0) <= 0:
         raise AnalysisError("the reference has an energy or a time of 0: nothing compares with it")
     for (curve, colour), marker in zip(_CURVES.items(), "osD^", strict=True):
@@ -346,7 +352,7 @@ def _curves(ax: Axes, same: Sequence[Record], ref: Record, k: float) -> None:
         least = int(np.argmin(values))
         ax.plot(caps[least], values[least], marker="o", ms=10, mfc="none", mec=colour, ls="none")
     ax.axhline(1.0, color="#999999", lw=0.8, ls=":")
-    ax.set_xlabel("power cap (W)")
+    ax.set_xlabel(f"{what} ({unit})")
     ax.set_ylabel("relative to the reference (1)")
 
 
@@ -357,7 +363,7 @@ def _relative(row: Record, ref: Record, curve: str, k: float) -> tuple[float, fl
         [(value or 0.0, u95 or 0.0) for value, u95 in (_energy(r), _time(r))] for r in (row, ref)
     )
     of_e = of_t = 0.0
-    if _cap(row) != _cap(ref):
+    if row is not ref:
         of_e, of_t = hypot(u_e / (e or 1.0), u_e0 / e0), hypot(u_t / (t or 1.0), u_t0 / t0)
     if curve == "EDS":
         return eds(e, t, e0, t0, k), hypot(of_e * e / e0 * (k - 1) / k, of_t * t / t0 / k)
