@@ -80,7 +80,7 @@ def train(arguments: dict) -> None:
         from zeus.monitor import ZeusMonitor
         from zeus.optimizer.power_limit import Done, GlobalPowerLimitOptimizer
 
-        zeus.monitor.energy.sync_execution = lambda *_, **__: None  # there is no CUDA
+        zeus.monitor.energy.sync_execution_fn = lambda *_, **__: None  # there is no CUDA
         optimizer = GlobalPowerLimitOptimizer(ZeusMonitor(gpu_indices=[0]))
 
         def zeus_step() -> None:

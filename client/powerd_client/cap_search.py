@@ -28,7 +28,9 @@ MOST_WINDOWS = 14
 SPREAD = 4
 """Caps below the default that are tried first, in equal ratios."""
 CLEARLY_WORSE = 0.02
-"""Of ln M, above the least so far: more than the noise of a window."""
+"""Of ln M, above the least so far."""
+NOISE = 0.03
+"""Standard deviation of ln M between two windows, as long as there is one reference alone."""
 NEAR = 0.02
 """Of ln cap: closer caps are one. A minimum is so flat that M differs by less than 0.1 % there."""
 WIDE = 0.15
@@ -180,6 +182,13 @@ class CapSearch:
             return math.inf
         return STUDENT_95[min(len(steps), len(STUDENT_95)) - 1] * math.sqrt(fmean(s * s for s in steps) / 2)
 
+    def _step_of_m(self) -> float:
+        """Root mean square of the steps of ln M between references, `NOISE` where there are none."""
+        references = [w for w in self._windows if w.cap_w == self.default_w]
+        logs = [self._log_m((math.log(w.energy_j), math.log(w.time_s))) for w in references]
+        steps = [b - a for a, b in pairwise(logs)]
+        return math.sqrt(fmean(s * s for s in steps)) if steps else NOISE
+
     def _log_m(self, point: tuple[float, float]) -> float:
         return self._exponents[0] * point[0] + self._exponents[1] * point[1]
 
@@ -196,7 +205,8 @@ class CapSearch:
         caps = sorted(points)
         best_w = self._best(points)
         lowest = points[caps[0]]
-        is_past = not self._is_fast(lowest) or self._log_m(lowest) > self._log_m(points[best_w]) + CLEARLY_WORSE
+        worse = max(CLEARLY_WORSE, 3 * self._step_of_m())
+        is_past = not self._is_fast(lowest) or self._log_m(lowest) > self._log_m(points[best_w]) + worse
         if not is_past and (lower := [cap for cap in self._spread if cap < caps[0]]):
             return lower[0]
         if not is_past and self._refused_w is not None:
