@@ -108,8 +108,7 @@ class PowerChooser:
         self.step()
 
     def step(self) -> None:
-        """An iteration has ended. It takes microseconds, but where a window begins or ends: there it waits for the GPU,
-        or asks the helper."""
+        """An iteration has ended. Where a window begins or ends, this waits for the GPU or asks the helper."""
         if self._search is None:
             return
         try:
