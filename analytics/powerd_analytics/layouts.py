@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from powerd_analytics.accuracy import accuracy_table, results_in
-from powerd_analytics.cards import Cards, cards_table
 from powerd_analytics.costs import Factors, with_costs
 from powerd_analytics.export import Column, Table, make_table
 from powerd_analytics.figures import (
@@ -36,6 +36,9 @@ from powerd_analytics.runs.phases import LAYER
 from powerd_analytics.trainings import Length, prepared, without_summands, without_sums
 from powerd_core.errors import AnalysisError, ConfigError
 from powerd_core.verdict import Verdict
+
+if TYPE_CHECKING:
+    from powerd_analytics.cards import Cards
 
 # -- one run -----------------------------------------------------------------------------------------------------------
 
@@ -128,7 +131,7 @@ class Choice:
     """Totals of the frame end where it is reached: `accuracy` is then the only table."""
     weights: Mapping[str, float] | None = None
     """Of results, for a weighted average in `accuracy`."""
-    cards: Cards = field(default_factory=Cards)
+    cards: Cards | None = None
     """For the table `cards`, which is made where it is asked for."""
 
 
@@ -185,12 +188,18 @@ def _tables(frame: Frame, choice: Choice) -> list[Table]:
     else:
         tables = field_tables(frame, choice.gain, choice.factors, ignore)
         tables += [_accuracy(frame, choice, ignore)] if results_in(frame) else []
-    asked = [cards_table(averaged(without_sums(frame), ignore=ignore), choice.cards)] if "cards" in choice.names else []
+    asked = [_cards(averaged(without_sums(frame), ignore=ignore), choice.cards)] if "cards" in choice.names else []
     others = [*rank_tables(frame), *(table for table in asked if table is not None)]
     known = {table.name: table for table in [*tables, *others]}
     if missing := [name for name in choice.names if name not in known]:
         raise AnalysisError(f"no table {missing[0]!r} can be made of these runs: there is {', '.join(known)}")
     return [known[name] for name in choice.names] or tables
+
+
+def _cards(frame: Frame, cards: Cards | None) -> Table | None:
+    from powerd_analytics.cards import Cards, cards_table
+
+    return cards_table(frame, cards or Cards())
 
 
 def _accuracy(frame: Frame, choice: Choice, ignore: Sequence[str]) -> Table:

@@ -109,7 +109,7 @@ def test_a_run_file_with_tables_is_still_what_it_says(tmp_path, capsys):
     with h5py.File(path) as file:
         before = {n: file["lines"][n]["t_ns"][:] for n in file["lines"]}
     code, out, _ = joules(capsys, "tables", path, "--into", path)
-    assert (code, out) == (0, f"{path}: /tables/{{time,energy,totals,records}}\n")
+    assert (code, out) == (0, f"{path}: /tables/{{time,energy,totals,records,accuracy}}\n")
     assert wrong(path) == []
     assert joules(capsys, "verify", path)[0] == 0
     assert sorted(p.name for p in tmp_path.iterdir()) == ["run.h5", "run.h5.journal.gz"]

@@ -37,6 +37,13 @@ class TestConformanceOfTheHost(SourceConformance):
         return CpuModelSource(CpuModelOptions(), start)
 
 
+@pytest.fixture
+def without_children(monkeypatch):
+    """Other tests of this process may have left some, as multiprocessing's resource tracker."""
+    monkeypatch.setattr("powerd_daemon.sources.cpu_model._descendants", lambda *_: set())
+
+
+@pytest.mark.usefixtures("without_children")
 def test_the_counter_is_the_process_cpu_time():
     o = opened(pid=os.getpid())
     before = time.process_time_ns()
@@ -99,6 +106,7 @@ def test_what_powerd_itself_runs_in_is_no_child_of_the_training():
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() == "True set()"
 
 
+@pytest.mark.usefixtures("without_children")
 def test_a_number_that_was_given_to_another_process_is_noticed(monkeypatch):
     cpu = ProcessCpu(os.getpid())
     monkeypatch.setattr(time, "clock_gettime_ns", lambda clock_id: values.pop(0))

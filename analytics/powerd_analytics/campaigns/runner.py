@@ -180,6 +180,8 @@ class Runner:
     def _make(self, item: Item) -> None:
         history, guard = self.journal.history, self.design.guard
         while not (record := history.record(item)).is_done and item.cell.id not in history.left:
+            if record.discards and self._leaves(item, record.discards[-1]):  # a runner was killed before it said so
+                return
             attempt = record.attempts + 1
             name = f"{RUNS}/{item.key}-{attempt}.h5"
             note = Wait(guard, self.thermometer, self.clock).until_ready(
@@ -220,17 +222,23 @@ class Runner:
             raise PeerError(
                 f"the run could not be recorded: {printable(why.text)}; `joules campaign resume` goes on from here"
             )
+        self._leaves(item, why)
         if why.reason == OUT_OF_MEMORY:
-            self.journal.write("left", cell=item.cell.id, reason=why.reason, text=why.text)
             return
-        if len(history.record(item).discards) > self.design.guard.retries:
-            self.journal.write("given-up", item=item.key)
-            if why.reason in (FAILED, UNMEASURED):
-                self.journal.write("left", cell=item.cell.id, reason=why.reason, text=why.text)
         has_results = any(record.result for record in history.records.values())
         failures = sum(d.reason in (FAILED, UNMEASURED) for r in history.records.values() for d in r.discards)
         if not has_results and failures >= _MOST_FAILURES:
             raise ConfigError(f"{failures} runs failed and none went well: {printable(why.text)}")
+
+    def _leaves(self, item: Item, why: Discard) -> bool:
+        """Leave out the cell that has no memory, and give up the run that was made often enough; whether it was one of
+        these."""
+        is_last = len(self.journal.history.record(item).discards) > self.design.guard.retries
+        if why.reason == OUT_OF_MEMORY or (is_last and why.reason in (FAILED, UNMEASURED)):
+            self.journal.write("left", cell=item.cell.id, reason=why.reason, text=why.text)
+        if is_last:
+            self.journal.write("given-up", item=item.key)
+        return is_last or why.reason == OUT_OF_MEMORY
 
     def _say(self, item: Item, text: str, *, is_end: bool = False) -> None:
         history = self.journal.history
