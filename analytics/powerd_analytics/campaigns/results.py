@@ -18,7 +18,7 @@ from powerd_analytics.campaigns.design import KNOBS, Cell, Design, Item
 from powerd_analytics.campaigns.journal import Discard, History, Result
 from powerd_analytics.campaigns.stopping import QUANTILE_AFTER_LOOKS
 from powerd_analytics.energy.uncertainty import expanded, student
-from powerd_analytics.figures import ATTRIBUTE, COLUMNS, Frame, attribute_cell, frame_from, rows_of, worked_out
+from powerd_analytics.figures import ATTRIBUTE, COLUMNS, Frame, Record, attribute_cell, frame_from, rows_of, worked_out
 from powerd_analytics.metrics import ed2p_js2, edp_js, eds
 from powerd_analytics.runs.phases import is_number_cell
 from powerd_core.errors import AnalysisError
@@ -45,17 +45,10 @@ def result_of(file: Path, design: Design) -> Result:
     run = read_run(file)
     if not run.is_complete:
         raise AnalysisError(f"{file} was cut off")
-    rows = [row for row in rows_of(frame_of(run, phase_table(run))) if row["kind"] in ("total", "run")]
-    rows = [row for row in rows if row["kind"] == "total"] or rows
-    devices = _devices(rows, design.device)
-    rows = [row for row in rows if row["device"] in devices]
-    if not rows or any(row["energy_j"] is None for row in rows):
-        why = "; ".join(str(row["note"]) for row in rows if row["note"])
-        raise AnalysisError(f"{file} has no joules of {', '.join(devices) or 'any device'}{f': {why}' if why else ''}")
+    rows = _rows_that_count(rows_of(frame_of(run, phase_table(run))), design.device, file)
+    devices = list(dict.fromkeys(str(row["device"]) for row in rows))
     first = [row for row in rows if row["device"] == devices[0]]
-    verdict, why = worst((Verdict(text), str(row["verdict_note"] or "")) for row in rows for text in _verdicts(row))
-    numbers = {n: float(v) for n, v in run.result.items() if is_number_cell(v)}
-    is_held = any(name in KNOBS for name in design.factors)
+    verdict, why = _verdict(rows) if any(name in KNOBS for name in design.factors) else ("", "")
     lost = next((e for e in run.events if e.name == SETTING and e.values.get("state") in _LOST), None)
     return Result(
         energy_j=sum(_of(row, "energy_j") for row in rows),
@@ -63,14 +56,33 @@ def result_of(file: Path, design: Design) -> Result:
         u_statistical_j=sqrt(sum(_of(row, "u_statistical_j") ** 2 for row in rows)),
         u_systematic_j=sum(_of(row, "u_systematic_j") for row in rows),
         samples=_samples(first) or design.samples,
-        verdict=verdict.value if is_held and any(_verdicts(row) for row in rows) else "",
+        verdict=verdict,
         note=f"lease lost: {lost.values.get('why')}" if lost is not None else why,
         provenance=str(rows[0]["provenance"]),
         device=",".join(devices),
         is_lower_bound=any(bool(row["is_lower_bound"]) for row in rows),
-        accuracy=numbers,
+        accuracy={n: float(v) for n, v in run.result.items() if is_number_cell(v)},
         file_bytes=file.stat().st_size,
     )
+
+
+def _rows_that_count(every: Sequence[Record], wanted: str, file: Path) -> list[Record]:
+    """The totals of the devices that count, or the whole recording where there is no total. Raises `AnalysisError`
+    where they have no joules."""
+    rows = [row for row in every if row["kind"] == "total"] or [row for row in every if row["kind"] == "run"]
+    devices = _devices(rows, wanted)
+    rows = [row for row in rows if row["device"] in devices]
+    if not rows or any(row["energy_j"] is None for row in rows):
+        why = "; ".join(str(row["note"]) for row in rows if row["note"])
+        raise AnalysisError(f"{file} has no joules of {', '.join(devices) or 'any device'}{f': {why}' if why else ''}")
+    return rows
+
+
+def _verdict(rows: Sequence[Record]) -> tuple[str, str]:
+    """The worst of the rows, with why; empty where nothing was judged."""
+    told = [(Verdict(text), str(row["verdict_note"] or "")) for row in rows for text in _verdicts(row)]
+    verdict, why = worst(told)
+    return (verdict.value, why) if told else ("", "")
 
 
 def _devices(rows: Sequence[Mapping[str, Any]], wanted: str) -> list[str]:

@@ -219,9 +219,8 @@ class Runner:
         self.journal.write("discarded", item=item.key, reason=why.reason, text=why.text, file=name)
         self._say(item, f"does not count: {why.reason}{f': {printable(why.text)}' if why.text else ''}", is_end=True)
         if why.reason == UNMEASURED and _is_ours(why.text):
-            raise PeerError(
-                f"the run could not be recorded: {printable(why.text)}; `joules campaign resume` goes on from here"
-            )
+            cause = printable(why.text.partition(": ")[2])
+            raise PeerError(f"the run could not be recorded: {cause}; `joules campaign resume` goes on from here")
         self._leaves(item, why)
         if why.reason == OUT_OF_MEMORY:
             return
