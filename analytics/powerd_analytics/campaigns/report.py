@@ -11,14 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from powerd_analytics.campaigns.design import KNOBS, Design
-from powerd_analytics.campaigns.journal import History
-from powerd_analytics.campaigns.layouts import (
+from powerd_analytics.campaigns.group_tables import LEAST
+from powerd_analytics.campaigns.groups import (
     CORE,
-    LEAST,
     MEMORY,
     Group,
     Scaling,
-    campaign_tables,
     chosen,
     groups_of,
     marginals,
@@ -26,7 +24,9 @@ from powerd_analytics.campaigns.layouts import (
     setting_text,
     spans,
 )
+from powerd_analytics.campaigns.journal import History
 from powerd_analytics.campaigns.results import CellFigures, Mean, cell_figures, measured, results_frame, same_losses
+from powerd_analytics.campaigns.tables import campaign_tables
 from powerd_analytics.plots.configurations import SWEPT, draw_pareto, draw_sweep
 from powerd_analytics.plots.style import styled
 from powerd_analytics.repeats import averaged

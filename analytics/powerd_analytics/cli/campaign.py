@@ -81,11 +81,12 @@ def opened(file: Path, into: Path | None) -> Opened:
     history = read_history(folder)
     if not history.fingerprint:
         raise RunFileError(f"{folder} holds no campaign yet: `joules campaign run {file}` begins one")
-    return Opened(design.with_levels(history.levels), history, folder)
+    return Opened(design.with_levels(history.levels).with_pilot(history.pilot), history, folder)
 
 
 def _executor(design: Design, on: str, url: Sequence[str] | None, keys: Path | None, lock: int = -1) -> Executor:
-    from powerd_analytics.campaigns.executors import Local, Simulated
+    from powerd_analytics.campaigns.executors import Local
+    from powerd_analytics.campaigns.simulated import Simulated
 
     return Simulated.named(design, on) if on else Local(design, tuple(url or ()), keys, lock)
 
@@ -175,19 +176,20 @@ def run(
     """
     from powerd_analytics.campaigns.executors import submit_blocks
     from powerd_analytics.campaigns.journal import Journal
-    from powerd_analytics.campaigns.runner import Blocks, begin
+    from powerd_analytics.campaigns.runner import Blocks, begin, piloted
 
     design, folder = read_design(file), folder_of(file, into)
     if design.executor.kind == "submitit" and block is None and not (here or on):
         with Journal(folder) as journal:
-            begin(design, _executor(design, on, url, keys), journal)
+            executor = _executor(design, on, url, keys)
+            piloted(begin(design, executor, journal), executor, journal)
         options = [word for address in url or () for word in ("--url", address)]
         jobs = submit_blocks(design, file.absolute(), folder, [*options, "--into", str(folder.absolute())])
         print(f"{len(jobs)} jobs, one a block: {jobs[0]} to {jobs[-1]}; `joules campaign status {file}` looks at them")
         return 0
-    with Journal(folder, part=block) as journal:
+    with Journal(folder, part=block, is_synced=not on) as journal:
         executor = _executor(design, on, url, keys, journal.lock)
-        resolved = begin(design, executor, journal)
+        resolved = piloted(begin(design, executor, journal), executor, journal)
         executor = _executor(resolved, on, url, keys, journal.lock)
         return _carry_out(resolved, Blocks(resolved, block), executor, journal, file)
 
@@ -321,7 +323,26 @@ def table(
     *,
     into: Into = None,
     which: Annotated[
-        list[Literal["cells", "accuracy", "minima", "ranges", "scaling", "marginals", "optimum"]] | None,
+        list[
+            Literal[
+                "cells",
+                "phases",
+                "accuracy",
+                "minima",
+                "ranges",
+                "savings",
+                "scaling",
+                "floor",
+                "machines",
+                "marginals",
+                "optimum",
+                "efficiency",
+                "kernels",
+                "spread",
+                "trainings",
+            ]
+        ]
+        | None,
         Parameter(name="--table", negative="", help="Only these."),
     ] = None,
     format: Annotated[Literal["text", "csv", "json", "markdown", "latex"], Parameter(help="How to print it.")] = "text",
@@ -336,7 +357,7 @@ def table(
 
       joules campaign table caps.toml --table minima --format csv -o minima.csv
     """
-    from powerd_analytics.campaigns.layouts import campaign_tables
+    from powerd_analytics.campaigns.tables import campaign_tables
 
     c = opened(file, into)
     shared.refuse_existing(output, overwrite, [file])
@@ -398,10 +419,12 @@ def caps(
     """
     from powerd_analytics.campaigns.caps import Rounds, caps_design, levels_of, metric_of, promise_text, train_command
     from powerd_analytics.campaigns.design import Simulation
-    from powerd_analytics.campaigns.executors import Simulated, knob_ranges
+    from powerd_analytics.campaigns.executors import knob_ranges
+    from powerd_analytics.campaigns.groups import chosen, groups_of
     from powerd_analytics.campaigns.journal import Journal
-    from powerd_analytics.campaigns.layouts import campaign_tables, chosen, groups_of
     from powerd_analytics.campaigns.runner import Blocks, begin
+    from powerd_analytics.campaigns.simulated import Simulated
+    from powerd_analytics.campaigns.tables import campaign_tables
     from powerd_core.gpu_physics import CARDS
 
     if not command and not on:

@@ -7,9 +7,10 @@ import pytest
 from bench_studies import STUDIES, cells_of, rows_of, run_study
 
 from powerd_analytics.campaigns.design import design_of
-from powerd_analytics.campaigns.executors import Simulated
-from powerd_analytics.campaigns.layouts import CORE, MEMORY, campaign_tables, groups_of, marginals, scalings
+from powerd_analytics.campaigns.groups import CORE, MEMORY, groups_of, marginals, scalings
 from powerd_analytics.campaigns.report import figures, findings
+from powerd_analytics.campaigns.simulated import Simulated
+from powerd_analytics.campaigns.tables import campaign_tables
 from powerd_core.errors import ConfigError
 from powerd_core.gpu_physics import EIGHT_CARDS, RTX_6000, XCEPTION, operate_machine
 
