@@ -24,9 +24,9 @@ from pathlib import Path
 from common import machine, options
 
 from powerd_analytics.campaigns.design import Cell, Design, design_of
+from powerd_analytics.campaigns.findings import findings
 from powerd_analytics.campaigns.groups import CORE, Scaled, chosen, groups_of, marginals, scalings, spans
 from powerd_analytics.campaigns.journal import History, Journal, read_history
-from powerd_analytics.campaigns.report import findings
 from powerd_analytics.campaigns.results import CellFigures, cell_figures
 from powerd_analytics.campaigns.runner import Blocks, Runner, begin
 from powerd_analytics.campaigns.simulated import Simulated

@@ -210,14 +210,17 @@ class Saving:
 
 
 def savings(design: Design, figures: Sequence[CellFigures]) -> list[Saving]:
-    """By model: what each factor of the reference saves alone, and what all of them save together."""
+    """By model: what each factor of the reference saves alone, and what all of them save together. None where the
+    reference names knobs alone, or one factor."""
     names = tuple(design.reference)
     by_model: dict[str, list[CellFigures]] = {}
     for f in figures:
         if f.ratios:
             by_model.setdefault(str(f.cell.levels.get(MODEL, "")), []).append(f)
     found = []
-    for model, own in by_model.items() if len(names) > 1 else ():
+    if len(names) < 2 or set(names) <= set(KNOBS):
+        return []
+    for model, own in by_model.items():
         for free in (*((name,) for name in names), names):
             fixed = [name for name in names if name not in free]
             may = [f for f in own if all(f.cell.levels[n] == _reference(design, f.cell)[n] for n in fixed)]

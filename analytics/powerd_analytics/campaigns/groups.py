@@ -186,7 +186,7 @@ def scalings(design: Design, history: History) -> list[Scaling]:
     """Of those groups that have a reference and two numbers of GPUs or more, runs compared block by block."""
     together: dict[tuple[tuple[str, TableCell], ...], list[Group]] = {}
     for group in groups_of(design, history):
-        if group.reference is not None and isinstance(group.levels.get(GPUS), int):
+        if group.reference is not None and len(group.cells) > 1 and isinstance(group.levels.get(GPUS), int):
             key = tuple((n, level) for n, level in group.levels.items() if n != GPUS)
             together.setdefault(key, []).append(group)
     found = []

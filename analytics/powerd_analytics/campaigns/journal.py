@@ -134,9 +134,8 @@ class Journal:
     """The journal of a folder, opened to be continued. One runner at a time, and one a block where blocks are jobs."""
 
     def __init__(self, folder: Path, *, part: int | None = None, is_synced: bool = True) -> None:
-        """``part`` is a block that has a journal of its own. Runs that are computed in no time need not be synced to the
-        disk one by one. Raises `RunFileError` where the folder cannot be written, or another runner is at work in it.
-        """
+        """``part`` is a block that has a journal of its own. Runs that are computed in no time need not be synced each.
+        Raises `RunFileError` where the folder cannot be written, or another runner is at work in it."""
         self.folder = folder
         self._is_synced = is_synced
         self.path = folder / (NAME if part is None else f"campaign.{part}.jsonl")

@@ -31,6 +31,8 @@ EPOCH = "epoch"
 """The result that says when, not how good."""
 WORK_SHARE = 0.005
 """Work that differs by less than this is the same: the last batch of an epoch may be smaller."""
+_ROUNDING = 1e-12
+"""Values that differ by less are the same."""
 _REASON = {Verdict.OVERRIDDEN: "overridden", Verdict.CONFOUNDED: "thermal", Verdict.CLOCK_MISSED: "clock-missed"}
 _LOST = (State.YIELDED.value, State.LOST.value)
 
@@ -299,6 +301,7 @@ def _mean(values: Any, u_systematic: float, u_one: float | None, design: Design)
     if n == 1:
         return Mean(float(values[0]), float(expanded(u_one or 0.0, u_systematic)) if u_one or u_systematic else None)
     u = float(np.std(values, ddof=1) / sqrt(n))
+    u = u if u > _ROUNDING * abs(float(np.mean(values))) else 0.0
     if design.repeats.until is not None:
         from scipy.special import stdtrit
 

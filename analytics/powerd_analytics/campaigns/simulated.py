@@ -87,7 +87,7 @@ class Simulated:
             return Discard(OUT_OF_MEMORY, "the simulation says that it does not fit")
         draw = random.Random(f"{self.design.seed} {item.key} {attempt}")
         one = self._iteration(levels, row)
-        samples, iterations, results = self._work(levels, row, draw)
+        samples, iterations, results = self._work(item, row)
         is_hot = draw.random() < how.throttled
         slower = (1 + how.noise * draw.gauss()) * (HEAT if is_hot else 1.0)
         dearer = 1 + how.noise * draw.gauss()
@@ -170,14 +170,15 @@ class Simulated:
         batch = levels.get("batch_size", levels.get("batch"))
         return float(batch) if isinstance(batch, int | float) else None
 
-    def _work(
-        self, levels: Mapping[str, Any], row: Mapping[str, Any], draw: random.Random
-    ) -> tuple[float | None, float, dict[str, float]]:
-        """Samples, iterations and results of a run. Trainings to a target take another number of epochs each."""
+    def _work(self, item: Item, row: Mapping[str, Any]) -> tuple[float | None, float, dict[str, float]]:
+        """Samples, iterations and results of a run. Trainings to a target take another number of epochs with each seed,
+        and the same at every setting of the knobs: these do not change what is computed."""
+        levels = item.cell.levels
         results = {name: float(value) for name, value in row.get("results", {}).items()}
         images, batch, epochs = self.design.samples, self._batch(levels), 1.0
         if "epochs" in row:
             spread = float(row.get("epochs_spread", 0.0))
+            draw = random.Random(f"{item.seed} {[(n, v) for n, v in levels.items() if n not in KNOBS]}")
             epochs = max(1.0, float(round(float(row["epochs"]) * math.exp(draw.gauss(-(spread**2) / 2, spread)))))
             results["epoch"] = epochs
         samples = row.get("samples", images and images * epochs)

@@ -6,6 +6,7 @@ import sys
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -345,7 +346,9 @@ def table(
         | None,
         Parameter(name="--table", negative="", help="Only these."),
     ] = None,
-    format: Annotated[Literal["text", "csv", "json", "markdown", "latex"], Parameter(help="How to print it.")] = "text",
+    format: Annotated[
+        Literal["text", "csv", "json", "markdown", "latex", "hdf5"], Parameter(help="How to print it.")
+    ] = "text",
     output: shared.Output = None,
     overwrite: shared.Overwrite = False,
 ) -> None:
@@ -358,10 +361,17 @@ def table(
       joules campaign table caps.toml --table minima --format csv -o minima.csv
     """
     from powerd_analytics.campaigns.tables import campaign_tables
+    from powerd_analytics.export import write_tables
 
     c = opened(file, into)
-    shared.refuse_existing(output, overwrite, [file])
+    shared.refuse_existing(output, overwrite, [file], is_hdf5=format == "hdf5")
     tables = campaign_tables(c.design, c.history, tuple(which or ()))
+    if format == "hdf5":
+        if output is None:
+            raise ConfigError("HDF5 is no text: say where to write it with -o FILE.h5")
+        write_tables(output, tables, overwrite=overwrite)
+        print(f"{output}: /tables/{{{','.join(table.name for table in tables)}}}")
+        return
     shared.put_out(shared.tables_text(tables, format, output, 80), output, overwrite)
 
 
@@ -384,6 +394,52 @@ def report(
     shared.refuse_existing(out, overwrite or output is None, [file])
     shared.write(out, lambda partial: write_report(c.design, c.history, partial), overwrite=True)
     print(out)
+
+
+@campaign.command
+def plot(
+    file: File,
+    *,
+    into: Into = None,
+    kind: Annotated[
+        list[str] | None, Parameter(negative="", help="Only these pictures, as sweep or normalised.")
+    ] = None,
+    beside: Annotated[
+        list[str] | None,
+        Parameter(negative="", help="Another campaign, as FILE or FILE:FOLDER, whose panel stands beside its own."),
+    ] = None,
+    output: Annotated[Path | None, Parameter(alias="-o", help="Folder for the pictures; its own without it.")] = None,
+    ending: Annotated[Literal["png", "pdf", "svg"], Parameter(help="Of the pictures.")] = "png",
+    overwrite: shared.Overwrite = False,
+) -> None:
+    """Draw a campaign: every picture that it has, a file each.
+
+    For example:
+
+      joules campaign plot caps.toml
+
+      joules campaign plot rtx.toml --kind normalised --beside v100.toml
+    """
+    from powerd_analytics.campaigns.pictures import Campaign
+    from powerd_analytics.campaigns.report import pictures
+    from powerd_analytics.plots import save
+
+    c = opened(file, into)
+    others = []
+    for text in beside or ():
+        name, _, own = text.partition(":")
+        of = opened(Path(name), Path(own) if own else None)
+        others.append(Campaign(of.design, of.history))
+    drawn = {picture.name: picture for picture in pictures(c.design, c.history, others)}
+    if unknown := [name for name in kind or () if name not in drawn]:
+        raise ConfigError(f"--kind {unknown[0]}: this campaign has {', '.join(drawn) or 'no picture'}")
+    folder = output or c.folder
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in kind or drawn:
+        path = folder / f"{name}.{ending}"
+        shared.refuse_picture(path, overwrite or output is None)
+        shared.write(path, partial(save, drawn[name].figure), overwrite=True)
+        print(path)
 
 
 @campaign.command
