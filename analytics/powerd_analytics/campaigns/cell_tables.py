@@ -13,6 +13,7 @@ from powerd_analytics.campaigns.results import EPOCH, CellFigures, mean_of, mean
 from powerd_analytics.export import Cell as TableCell
 from powerd_analytics.export import Column, Table, make_table
 from powerd_analytics.figures import column
+from powerd_analytics.metrics import weighted_mean
 from powerd_core.lease import KNOB_OF_OPTION
 from powerd_core.settings import UNITS
 
@@ -83,10 +84,14 @@ def accuracy_table(design: Design, history: History, figures: Sequence[CellFigur
     for name in names:
         columns.append(Column(name, "number", heading=name))
         columns.append(Column(f"u95_{name}", "number", heading="± U95", is_uncertainty=True))
+    columns += [Column("average", "number", "1", "by the weights of the file")] if design.weights else []
     columns.append(Column("energy_j", "number", "J", heading="J", sign="≥"))
     rows: list[dict[str, TableCell]] = []
     for f in figures if names else ():
         row: dict[str, TableCell] = {**f.cell.levels, "runs": f.runs, "energy_j": f.energy_j.value}
+        if design.weights and set(design.weights) <= set(f.accuracy):
+            values = [f.accuracy[name].value for name in design.weights]
+            row["average"] = weighted_mean(values, list(design.weights.values()))
         for name, mean in f.accuracy.items():
             row |= {name: mean.value, f"u95_{name}": mean.u95}
         rows.append(row)

@@ -207,6 +207,8 @@ class Design:
     currency: str = "EUR"
     idle_w: float | None = None
     """What the devices that count draw while nothing runs."""
+    weights: Mapping[str, float] = field(default_factory=dict)
+    """Of the results that are averaged into one, as accuracies of several test sets are."""
     pilot: Pilot | None = None
     instrument: Instrument = field(default_factory=Instrument)
     simulation: Simulation = field(default_factory=Simulation)
@@ -390,7 +392,7 @@ _TABLES = {
     "simulation": Simulation,
 }  # fmt: skip
 _OF_CAMPAIGN = ("name", "command", "seed", "seed_of", "device", "price_per_kwh", "currency", "idle_w")
-_KNOWN = ("campaign", "factors", "exclude", "cell", "order", "environment", "work", "pilot", *_TABLES)
+_KNOWN = ("campaign", "factors", "exclude", "cell", "order", "environment", "work", "weights", "pilot", *_TABLES)
 SIMULATED = (
     "iteration_s", "power_w", "phases", "epochs", "epochs_spread", "results", "busy_w", "waiting", "memory",
     "samples", "operations_per_sample", "kernels", "is_out_of_memory",
@@ -429,6 +431,7 @@ def design_of(document: Mapping[str, Any]) -> Design:
         reference=_table(order, "reference"),
         environment={name: str(text) for name, text in _table(document, "environment").items()},
         work={name: _typed(f"work.{name}", n, float) for name, n in _table(document, "work").items()},
+        weights={name: _typed(f"weights.{name}", w, float) for name, w in _table(document, "weights").items()},
         device=str(campaign.get("device", "")),
         price_per_kwh=campaign.get("price_per_kwh"),
         currency=str(campaign.get("currency", "EUR")),
@@ -459,6 +462,8 @@ def _check(design: Design) -> None:
         _check_names("simulation.rows: ", row, (*design.factors, *SIMULATED))
     if design.instrument.moved_over and design.instrument.moved_over not in design.factors:
         raise ConfigError(f"instrument.moved_over: there is no factor {design.instrument.moved_over!r}")
+    if any(weight <= 0 for weight in design.weights.values()):
+        raise ConfigError("weights: each must be above 0")
     if design.pilot is not None and not design.pilot.command:
         raise ConfigError("pilot.command: a list of texts, as campaign.command")
     for levels in design.more_cells:

@@ -84,9 +84,9 @@ def _of_cells(figures: Sequence[CellFigures]) -> list[str]:
         most = max(f.accuracy[name].value for f in known)
         good = [f for f in known if f.accuracy[name].value >= most * (1 - NEAR)]
         cheapest = min(good, key=lambda f: f.energy_j.value)
-        among = f"{len(good)} of {len(known)} cells {'have' if len(good) > 1 else 'has'} a {name}"
+        among = f"in {len(good)} of {len(known)} cells {name} is"
         near = f"{among} within {100 * NEAR:g} % of the best ({most:.4g})"
-        what = f"{_text(cheapest.energy_j)} {unit}, at a {name} of {_text(cheapest.accuracy[name])}"
+        what = f"{_text(cheapest.energy_j)} {unit}, with {name} {_text(cheapest.accuracy[name])}"
         sentences.append(f"{near}; of these the least energy is at {cheapest.cell}: {what}")
     return sentences
 

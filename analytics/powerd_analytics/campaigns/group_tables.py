@@ -46,7 +46,9 @@ def minima_table(design: Design, history: History, figures: Sequence[CellFigures
         Column("energy_j", "number", "J", heading=f"{'kJ' if is_thousands else 'J'}{per}",
                per=1e3 if is_thousands else 1.0),
         Column("energy_pct", "number", "%", heading="Δ %"), Column("time_s", "number", "s", heading=f"s{per}"),
-        Column("time_pct", "number", "%", heading="Δ %"), Column("as_good", heading="as good"),
+        Column("time_pct", "number", "%", heading="Δ %"),
+        Column("gain_pct", "number", "%", "by how much the metric is below the reference's", "gain %"),
+        Column("as_good", heading="as good"),
     ]  # fmt: skip
     by_id = {f.cell.id: f for f in figures}
     rows: list[dict[str, TableCell]] = []
@@ -61,6 +63,10 @@ def minima_table(design: Design, history: History, figures: Sequence[CellFigures
             best = chosen(design, group, metric)
             row = dict(group.levels) | {"target": LEAST[metric]}
             rows.append(row | _minimum(group, best.cell, by_id, best.as_good, knobs))
+            if (mean := by_id[best.cell.id].ratios.get(metric)) is not None:
+                rows[-1]["gain_pct"] = 100 * (1 - mean.value)
+            if metric == "eds:2" and by_id[best.cell.id].ratios:  # the saving minus the loss is twice its gain
+                rows.append(rows[-1] | {"target": "saving - loss", "gain_pct": 2 * float(str(rows[-1]["gain_pct"]))})
     notes = ["Δ %: off the reference, block by block", "as good: settings that cannot be told from the least"]
     return make_table("minima", f"Best settings of {design.name}", columns, rows, notes if rows else ())
 

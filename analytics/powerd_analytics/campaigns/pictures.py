@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -113,16 +114,16 @@ def _metric_lines(ax: Axes, points: Sequence[tuple[float, float]]) -> None:
 # -- clocks ------------------------------------------------------------------------------------------------------------
 
 
-def clock_pictures(campaign: Campaign, knob: str) -> Iterator[tuple[str, Figure]]:
-    """A picture for each kind of training: speed and power over a clock, a panel for each model, a line for each batch
-    size, as figures 4 to 15 of Tang et al. All other knobs stand at their reference."""
+def clock_pictures(campaign: Campaign, knob: str) -> Iterator[tuple[str, Callable[[], Figure]]]:
+    """For each kind of training what draws speed and power over a clock, as figures 4 to 15 of Tang et al.: a panel for
+    each model, a line for each batch size, all other knobs at their reference."""
     alike: dict[tuple[tuple[str, TableCell], ...], list[Group]] = {}
     for group in groups_of(campaign.design, campaign.history):
         if group.reference is not None:
             kind = tuple((n, v) for n, v in group.levels.items() if n not in (MODEL, *_BATCH))
             alike.setdefault(kind, []).append(group)
     for kind, groups in alike.items():
-        yield _text(kind), _draw_clocks(campaign, knob, _text(kind), groups)
+        yield _text(kind), partial(_draw_clocks, campaign, knob, _text(kind), groups)
 
 
 @styled

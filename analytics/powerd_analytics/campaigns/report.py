@@ -6,8 +6,9 @@ import base64
 import io
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,7 +27,7 @@ from powerd_analytics.campaigns.pictures import (
     draw_normalised,
     draw_scaling,
 )
-from powerd_analytics.campaigns.results import cell_figures, measured, results_frame
+from powerd_analytics.campaigns.results import CellFigures, cell_figures, measured, results_frame
 from powerd_analytics.campaigns.tables import campaign_tables
 from powerd_analytics.plots.configurations import SWEPT, draw_pareto, draw_sweep
 from powerd_analytics.plots.style import styled
@@ -41,8 +42,8 @@ if TYPE_CHECKING:
 
     from powerd_analytics.figures import Frame
 
-_MOST_PANELS, _MOST_FACTORS = 12, 3
-"""A picture of more panels, or of configurations that differ in more than that, cannot be read."""
+_MOST_PANELS = 12
+"""A picture of more panels cannot be read."""
 
 
 def write_report(design: Design, history: History, out: Path) -> None:
@@ -61,7 +62,7 @@ def write_report(design: Design, history: History, out: Path) -> None:
         subtitle=f"{len(runs)} runs of {len(design.cells())} cells",
         provenances=sorted({m.result.provenance for m in runs}),
         findings=list(map(printable, findings(design, history))),
-        figures=[{"title": p.title, "png": _png(p.figure)} for p in pictures(design, history)],
+        figures=[{"title": p.title, "png": _png(p.draw())} for p in pictures(design, history)],
         tables=[shown_sheet(table) for table in campaign_tables(design, history)],
         about=list(map(printable, about(design, history))),
         command=printable(" ".join(design.command)),
@@ -97,7 +98,7 @@ class Picture:
     name: str
     """Of its file, without ending."""
     title: str
-    figure: Figure
+    draw: Callable[[], Figure]
 
 
 def pictures(design: Design, history: History, beside: Sequence[Campaign] = ()) -> Iterator[Picture]:
@@ -106,43 +107,41 @@ def pictures(design: Design, history: History, beside: Sequence[Campaign] = ()) 
     campaign, figures = Campaign(design, history), cell_figures(design, history)
     swept = [knob for knob in KNOBS if len(design.factors.get(knob, ())) > 1]
     has_reference = any(f.ratios for f in figures)
-    yield from _sweeps(design, history, swept)
+    if len(set(map(_others, design.cells()))) <= _MOST_PANELS:
+        yield from _configurations(campaign, figures, swept)
     if has_reference and swept:
         title = "Energy against time, both of the reference's"
-        yield Picture("normalised", title, draw_normalised([campaign, *beside]))
+        yield Picture("normalised", title, partial(draw_normalised, [campaign, *beside]))
     for knob in (CORE, MEMORY):
         if knob in swept and has_reference:
-            for kind, figure in clock_pictures(campaign, knob):
+            for kind, draw in clock_pictures(campaign, knob):
                 title = f"Speed and power over the {SWEPT[knob]}{f', {kind}' if kind else ''}"
-                yield Picture("-".join([knob.removesuffix("_mhz"), *re.findall(r"\w+", kind)]), title, figure)
+                yield Picture("-".join([knob.removesuffix("_mhz"), *re.findall(r"\w+", kind)]), title, draw)
     if CAP in swept and len(design.factors.get(GPUS, ())) > 1 and has_reference:
-        yield Picture("gpus", "Caps by number of GPUs", draw_gpus(campaign))
-        yield Picture("scaling", "Time by number of GPUs", draw_scaling(campaign))
+        yield Picture("gpus", "Caps by number of GPUs", partial(draw_gpus, campaign))
+        yield Picture("scaling", "Time by number of GPUs", partial(draw_scaling, campaign))
     if design.instrument.moved_over:
         for phase in dict.fromkeys(name for m in measured(design, history) for name in m.result.phases):
-            yield Picture(f"kinds-{phase}", f"{phase} by batch size and GPUs", draw_kinds(campaign, phase))
+            title = f"{phase} by batch size and GPUs"
+            yield Picture(f"kinds-{phase}", title[:1].upper() + title[1:], partial(draw_kinds, campaign, phase))
     if savings(design, figures):
-        yield Picture("savings", "What each knob saves", draw_knob_savings(campaign))
+        yield Picture("savings", "What each knob saves", partial(draw_knob_savings, campaign))
 
 
-def _sweeps(design: Design, history: History, swept: Sequence[str]) -> Iterator[Picture]:
+def _configurations(campaign: Campaign, figures: Sequence[CellFigures], swept: Sequence[str]) -> Iterator[Picture]:
     """Curves over the one knob that is swept, and all configurations with their front."""
-    frame = configurations(design, history)
+    design = campaign.design
+    frame = configurations(design, campaign.history)
     one = next(iter(design.reference.items())) if len(design.reference) == 1 else None
     reference = f"{one[0]}={one[1]}" if one is not None and not isinstance(one[1], Mapping) else None
-    kinds = [design.factors[name] for name in design.factors if name not in KNOBS and name != MODEL]
-    is_legible = len(set(map(_others, design.cells()))) <= _MOST_PANELS
-    if len(swept) == 1 and is_legible:
+    if len(swept) == 1:
         title = f"Power, energy, time and their products over the {SWEPT[swept[0]]}"
-        yield Picture("sweep", title, draw_sweep(frame, design.name, reference, knob=swept[0]))
+        yield Picture("sweep", title, partial(draw_sweep, frame, design.name, reference, knob=swept[0]))
     # Runs of different work are no alternatives to each other.
-    is_one_work = len(frame) > 1 and not any(f.is_per_sample for f in cell_figures(design, history))
-    if is_one_work and is_legible and len(kinds) < _MOST_FACTORS:
+    if len(frame) > 1 and not any(f.is_per_sample for f in figures):
         references = Counter(c.levels.get(MODEL) for c in design.cells() if c == design.reference_of(c))
-        is_one = set(references.values()) == {1}
-        yield Picture(
-            "pareto", "Energy against time", draw_pareto(frame, design.name, reference if is_one else None, K)
-        )
+        own = reference if set(references.values()) == {1} else None
+        yield Picture("pareto", "Energy against time", partial(draw_pareto, frame, design.name, own, K))
 
 
 def _others(cell: Cell) -> tuple[object, ...]:

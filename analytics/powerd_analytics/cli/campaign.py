@@ -438,7 +438,7 @@ def plot(
     for name in kind or drawn:
         path = folder / f"{name}.{ending}"
         shared.refuse_picture(path, overwrite or output is None)
-        shared.write(path, partial(save, drawn[name].figure), overwrite=True)
+        shared.write(path, partial(save, drawn[name].draw()), overwrite=True)
         print(path)
 
 
