@@ -24,21 +24,13 @@ from pathlib import Path
 from common import machine, options
 
 from powerd_analytics.campaigns.design import Cell, Design, design_of
-from powerd_analytics.campaigns.executors import Simulated
+from powerd_analytics.campaigns.findings import findings
+from powerd_analytics.campaigns.groups import CORE, Scaled, chosen, groups_of, marginals, scalings, spans
 from powerd_analytics.campaigns.journal import History, Journal, read_history
-from powerd_analytics.campaigns.layouts import (
-    CORE,
-    Scaled,
-    campaign_tables,
-    chosen,
-    groups_of,
-    marginals,
-    scalings,
-    spans,
-)
-from powerd_analytics.campaigns.report import findings
 from powerd_analytics.campaigns.results import CellFigures, cell_figures
 from powerd_analytics.campaigns.runner import Blocks, Runner, begin
+from powerd_analytics.campaigns.simulated import Simulated
+from powerd_analytics.campaigns.tables import campaign_tables
 from powerd_analytics.export import to_markdown
 from powerd_core.gpu_physics import NETWORKS, RTX_6000, operate
 
@@ -88,7 +80,7 @@ def run_study(name: str, on: str, folder: Path, repeats: int | None = None) -> S
     if repeats is not None:
         document["repeats"] = {"min": repeats}
     design, began = design_of(document), time.monotonic()
-    with Journal(folder) as journal:
+    with Journal(folder, is_synced=False) as journal:
         design = begin(design, Simulated.named(design, on), journal)
         Runner(design, Blocks(design), Simulated.named(design, on), journal).run()
     return Study(design, read_history(folder), time.monotonic() - began)

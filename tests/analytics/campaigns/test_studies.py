@@ -7,9 +7,10 @@ import pytest
 from bench_studies import STUDIES, cells_of, rows_of, run_study
 
 from powerd_analytics.campaigns.design import design_of
-from powerd_analytics.campaigns.executors import Simulated
-from powerd_analytics.campaigns.layouts import CORE, MEMORY, campaign_tables, groups_of, marginals, scalings
-from powerd_analytics.campaigns.report import figures, findings
+from powerd_analytics.campaigns.findings import findings
+from powerd_analytics.campaigns.groups import CORE, MEMORY, groups_of, marginals, scalings
+from powerd_analytics.campaigns.simulated import Simulated
+from powerd_analytics.campaigns.tables import campaign_tables
 from powerd_core.errors import ConfigError
 from powerd_core.gpu_physics import EIGHT_CARDS, RTX_6000, XCEPTION, operate_machine
 
@@ -101,8 +102,9 @@ def cell_figures_at(study, cap_w):
 
 
 def test_panels_of_the_sweep_stand_in_the_order_of_the_file(koszczal):
-    pictures = dict(figures(koszczal.design, koszczal.history))
-    picture = pictures["Energy, time and their products over the power cap"]
+    every = {p.name: p.figure for p in pictures(koszczal.design, koszczal.history)}
+    assert list(every) == ["sweep", "pareto", "normalised", "gpus", "scaling"]
+    picture = every["sweep"]
     titles = [ax.get_title(loc="left") or ax.get_title() for ax in picture.axes if ax.lines]
     assert titles == ["1 GPU", "2 GPUs", "4 GPUs", "8 GPUs"]
     assert "Energy against time" in pictures
