@@ -52,7 +52,7 @@ def cells_table(design: Design, history: History, figures: Sequence[CellFigures]
     # For programs (`joules pick`); people have them in a table of their own.
     results = dict.fromkeys(name for f in figures for name in f.accuracy)
     columns += [Column(name, "number", is_hidden=True) for name in results]
-    columns += [Column("verdict"), Column("note")]
+    columns += [Column("provenance", is_hidden=True), Column("verdict"), Column("note")]
     by_id = {f.cell.id: f for f in figures}
     rows = []
     for cell in design.cells():
@@ -101,7 +101,8 @@ def accuracy_table(design: Design, history: History, figures: Sequence[CellFigur
 def _row_of(f: CellFigures) -> dict[str, TableCell]:
     row: dict[str, TableCell] = {
         "runs": f.runs, "time_s": f.time_s.value, "u95_s": f.time_s.u95, "energy_j": f.energy_j.value,
-        "u95_j": f.energy_j.u95, "power_w": f.power_w, "verdict": f.verdict or None, "note": f.note or None,
+        "u95_j": f.energy_j.u95, "power_w": f.power_w, "provenance": f.provenance,
+        "verdict": f.verdict or None, "note": f.note or None,
     }  # fmt: skip
     if f.ratios:
         edp = f.ratios["edp"]
