@@ -23,6 +23,7 @@ from pathlib import Path
 from common import machine, options, progress
 from published import (
     BASIS,
+    COMMANDS,
     HEAD,
     Number,
     Study,
@@ -267,7 +268,10 @@ def write_index(numbers: Sequence[Number], studies: Mapping[str, Study], out: Pa
         "with ours, how near is near enough, the verdict, and why. A number that is met tells something of campaigns "
         "and tables; of cards it tells something only where ours are simulated and not replayed or fitted.\n\n"
     )
-    (out / "README.md").write_text(text + _summary(numbers) + "\n" + _not_met(numbers), encoding="utf-8")
+    text += f"{_summary(numbers)}\nEach table comes out of one command, behind `joules campaign run FILE --on sim:CARD`:\n\n"
+    text += "| table | command |\n| --- | --- |\n"
+    text += "".join(f"| {table} | `{command}` |\n" for table, command in COMMANDS.items())
+    (out / "README.md").write_text(f"{text}\n{_not_met(numbers)}", encoding="utf-8")
 
 
 def main() -> int:

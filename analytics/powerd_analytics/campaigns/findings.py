@@ -334,7 +334,13 @@ def _of_kernels(design: Design, history: History) -> Iterator[str]:
 
 
 def _name(levels: Mapping[str, TableCell]) -> str:
-    return ", ".join(f"{level}" if n == MODEL else f"{n} {level}" for n, level in levels.items())
+    return ", ".join(_level(name, level) for name, level in levels.items())
+
+
+def _level(name: str, level: TableCell) -> str:
+    if name == GPUS:
+        return f"{level} GPU{'' if level == 1 else 's'}"
+    return f"{level}" if isinstance(level, str) else f"{name.removesuffix('_size')} {level}"
 
 
 def _text(mean: Mean) -> str:
