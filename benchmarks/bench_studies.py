@@ -268,7 +268,8 @@ def write_index(numbers: Sequence[Number], studies: Mapping[str, Study], out: Pa
         "with ours, how near is near enough, the verdict, and why. A number that is met tells something of campaigns "
         "and tables; of cards it tells something only where ours are simulated and not replayed or fitted.\n\n"
     )
-    text += f"{_summary(numbers)}\nEach table comes out of one command, behind `joules campaign run FILE --on sim:CARD`:\n\n"
+    text += f"{_summary(numbers)}\nEach table comes out of one command, after `joules campaign run FILE --on sim:CARD`:"
+    text += "\n\n"
     text += "| table | command |\n| --- | --- |\n"
     text += "".join(f"| {table} | `{command}` |\n" for table, command in COMMANDS.items())
     (out / "README.md").write_text(f"{text}\n{_not_met(numbers)}", encoding="utf-8")

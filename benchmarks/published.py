@@ -481,7 +481,8 @@ BASIS = {
 }  # fmt: skip
 """Where our numbers come from, by table."""
 COMMANDS = {
-    "castro 1": "joules operations caffenet", "castro 2": "joules info RUN", "castro 3": "joules campaign plan castro.toml",
+    "castro 1": "joules operations caffenet", "castro 2": "joules info RUN",
+    "castro 3": "joules campaign plan castro.toml",
     "castro 4, 5, 7, 8, 10": "joules campaign table castro.toml --table phases",
     "castro 6": "joules campaign table castro.toml --table machines",
     "castro 12, 13": "joules campaign table castro.toml --table accuracy",

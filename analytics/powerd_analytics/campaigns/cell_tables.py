@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import ceil
 from statistics import fmean, stdev
+from typing import Any
 
 from powerd_analytics.campaigns.design import MODEL, Cell, Design, level_text
 from powerd_analytics.campaigns.groups import CAP
@@ -14,8 +15,10 @@ from powerd_analytics.export import Cell as TableCell
 from powerd_analytics.export import Column, Table, make_table
 from powerd_analytics.figures import column
 from powerd_analytics.metrics import weighted_mean
+from powerd_analytics.text import shortened
 from powerd_core.lease import KNOB_OF_OPTION
 from powerd_core.settings import UNITS
+from powerd_core.text import printable
 
 # -- cells -------------------------------------------------------------------------------------------------------------
 
@@ -273,19 +276,23 @@ def kernels_table(design: Design, history: History, figures: Sequence[CellFigure
         Column("kernels", "integer", "1", heading="n"),
         Column("first", heading="most often"),
     ]
-    letters: dict[frozenset[str], str] = {}
+    sets: dict[str, str] = {}
     rows: list[dict[str, TableCell]] = []
-    for cell, names in kernels_of(design, history).items():
-        own = letters.setdefault(frozenset(names), f"set {len(letters) + 1}")
-        most = max(names, key=lambda name: names[name])
-        rows.append({**cell.levels, "set": own, "kernels": len(names), "first": most[:28]})
+    for cell, of in kernels_of(design, history).items():
+        own = sets.setdefault(str(of["digest"]), f"set {len(sets) + 1}")
+        first = shortened(printable(str(of["first"])), _LONGEST)
+        rows.append({**cell.levels, "set": own, "kernels": of["distinct"], "first": first})
     return make_table("kernels", f"Kernels of {design.name}", columns, rows)
 
 
-def kernels_of(design: Design, history: History) -> dict[Cell, Mapping[str, int]]:
+_LONGEST = 28
+"""Characters of a kernel's name."""
+
+
+def kernels_of(design: Design, history: History) -> dict[Cell, Mapping[str, Any]]:
     """By cell, of its first run that says them."""
     cells = {cell.id: cell for cell in design.cells()}
-    found: dict[Cell, Mapping[str, int]] = {}
+    found: dict[Cell, Mapping[str, Any]] = {}
     for m in measured(design, history):
         if m.result.kernels:
             found.setdefault(cells[m.item.cell.id], m.result.kernels)

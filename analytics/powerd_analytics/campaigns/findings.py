@@ -319,14 +319,14 @@ def _of_kernels(design: Design, history: History) -> Iterator[str]:
     kernels = kernels_of(design, history)
     other = [
         str(cell)
-        for cell, names in kernels.items()
-        if (reference := design.reference_of(cell)) in kernels and set(kernels[reference]) != set(names)
+        for cell, of in kernels.items()
+        if (reference := design.reference_of(cell)) in kernels and kernels[reference]["digest"] != of["digest"]
     ]
     if other:
         more = f" and {len(other) - 3} more" if len(other) > 3 else ""
         yield (
-            f"{len(other)} cells ran other kernels than the cell that they are compared with ({'; '.join(other[:3])}"
-            f"{more}): there another algorithm may explain the energy"
+            f"{len(other)} {'cells' if len(other) > 1 else 'cell'} ran other kernels than what they are compared with "
+            f"({'; '.join(other[:3])}{more}): there another algorithm may explain the energy"
         )
 
 

@@ -41,8 +41,8 @@ class Result:
     """Joules and seconds of all phases of a name together."""
     operations: float | None = None
     """Of forward and backward: a multiply-add is one, each pass counts alike (Castro et al.)."""
-    kernels: Mapping[str, int] = field(default_factory=dict)
-    """Kernels that ten iterations have run, with how often each."""
+    kernels: Mapping[str, Any] = field(default_factory=dict)
+    """Of `Meter.record_kernels`: ``digest`` of all names, how many are ``distinct``, and which is the ``first``."""
     file: str = ""
     """The run file, below the campaign's folder."""
     file_bytes: int = 0

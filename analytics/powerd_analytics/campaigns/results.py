@@ -21,6 +21,7 @@ from powerd_analytics.energy.uncertainty import expanded, student
 from powerd_analytics.figures import ATTRIBUTE, COLUMNS, Frame, Record, attribute_cell, frame_from, rows_of, worked_out
 from powerd_analytics.metrics import ed2p_js2, edp_js, eds
 from powerd_analytics.runs.phases import is_number_cell
+from powerd_analytics.runs.run import Run
 from powerd_core.errors import AnalysisError
 from powerd_core.lease import State
 from powerd_core.settings import SETTING
@@ -31,6 +32,8 @@ EPOCH = "epoch"
 """The result that says when, not how good."""
 WORK_SHARE = 0.005
 """Work that differs by less than this is the same: the last batch of an epoch may be smaller."""
+KERNELS = "kernels"
+"""The event of `Meter.record_kernels`."""
 _ROUNDING = 1e-12
 """Values that differ by less are the same."""
 _REASON = {Verdict.OVERRIDDEN: "overridden", Verdict.CONFOUNDED: "thermal", Verdict.CLOCK_MISSED: "clock-missed"}
@@ -68,6 +71,7 @@ def result_of(file: Path, design: Design) -> Result:
         accuracy={n: float(v) for n, v in run.result.items() if is_number_cell(v)},
         phases=_phases(rows_of(frame[is_innermost(frame)]), devices),
         operations=_operations(first),
+        kernels=_kernels(run),
         file_bytes=file.stat().st_size,
     )
 
@@ -126,6 +130,14 @@ def _phases(rows: Sequence[Record], devices: Sequence[str]) -> dict[str, tuple[f
             seconds += n * _of(row, "s_per_batch") if row["device"] == devices[0] else 0.0
             found[name] = joules + n * _of(row, "j_per_batch"), seconds
     return found
+
+
+def _kernels(run: Run) -> dict[str, Any]:
+    of = next((event.values for event in run.events if event.name == KERNELS), None)
+    names = of.get("names") if of is not None else None
+    if of is None or not isinstance(names, Mapping) or not names:
+        return {}
+    return {"digest": of.get("digest"), "distinct": of.get("distinct"), "first": max(names, key=lambda n: names[n])}
 
 
 def _operations(rows: Sequence[Record]) -> float | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -103,7 +103,7 @@ class Simulated:
             accuracy=results,
             phases={n: (iterations * j * dearer, iterations * s * slower) for n, (j, s) in (one.phases or {}).items()},
             operations=2.0 * operations * samples if operations and samples else None,
-            kernels=dict.fromkeys(row.get("kernels", ()), 10),
+            kernels=_kernels(row.get("kernels", ())),
         )  # fmt: skip
 
     def _row(self, levels: Mapping[str, Any]) -> dict[str, Any]:
@@ -193,3 +193,7 @@ class Simulated:
         """Where in the planned campaign the item stands, 0 to 1."""
         order = [other.cell.id for other in self.design.block(item.block, self.design.cells())]
         return (item.block + order.index(item.cell.id) / len(order)) / self.design.repeats.max
+
+
+def _kernels(names: Sequence[str]) -> dict[str, Any]:
+    return {"digest": ", ".join(sorted(names)), "distinct": len(names), "first": names[0]} if names else {}
