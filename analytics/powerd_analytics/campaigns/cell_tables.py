@@ -233,35 +233,44 @@ SGEMM = "sgemm"
 
 
 def efficiency_table(design: Design, history: History, figures: Sequence[CellFigures]) -> Table:
-    """One row a cell: operations a second and a joule, by both ways to count a multiply-add, and the share of what a
-    matrix product reaches on the same card at the same settings."""
+    """One row a cell: operations a second and a joule, by both conventions, and the share of what a matrix product
+    reaches on the same card at the same settings."""
     columns = [
-        *factor_columns(design), Column("gflops", "number", "1e9/s", heading="GFLOPS"),
-        Column("gflops_per_w", "number", "1e9/J", "a multiply-add is one operation", "GFLOPS/W (paper)"),
-        Column("gflops_per_w_executed", "number", "1e9/J", "a multiply-add is two", "GFLOPS/W"),
+        *factor_columns(design), Column("gflops", "number", "1e9/s", "executed", heading="GFLOPS"),
+        Column("gflops_per_w", "number", "1e9/J", heading="GFLOPS/W (paper)"),
         Column("sgemm_pct", "number", "%", heading="of SGEMM %"),
+        Column("gflops_per_w_executed", "number", "1e9/J", heading="GFLOPS/W (executed)"),
+        Column("sgemm_executed_pct", "number", "%", heading="of SGEMM %"),
     ]  # fmt: skip
-    sums: dict[str, tuple[float, float, float]] = {}
+    runs: dict[str, list[Result]] = {}
     for m in measured(design, history):
         if m.result.operations:
-            o, e, t = sums.get(m.item.cell.id, (0.0, 0.0, 0.0))
-            sums[m.item.cell.id] = o + m.result.operations, e + m.result.energy_j, t + m.result.time_s
-    of_sgemm = {
-        _settings(c.levels): sums[c.id][0] / sums[c.id][1]
-        for c in design.cells() if c.id in sums and c.levels.get(MODEL) == SGEMM
-    }  # fmt: skip
+            runs.setdefault(m.item.cell.id, []).append(m.result)
+    cells = [cell for cell in design.cells() if cell.id in runs]
+    best = {_settings(c.levels): _per_joule(runs[c.id]) for c in cells if c.levels.get(MODEL) == SGEMM}
     rows: list[dict[str, TableCell]] = []
-    for cell in design.cells():
-        if cell.id in sums:
-            operations, energy, time = sums[cell.id]
-            best = of_sgemm.get(_settings(cell.levels))
-            rows.append({
-                **cell.levels, "gflops": operations / time / 1e9, "gflops_per_w": operations / energy / 1e9,
-                "gflops_per_w_executed": 2 * operations / energy / 1e9,
-                "sgemm_pct": None if best is None else 100 * operations / energy / best,
-            })  # fmt: skip
-    notes = ["(paper): a multiply-add is one operation, and each pass counts alike"] if rows else []
-    return make_table("efficiency", f"Operations of {design.name}", columns, rows, notes)
+    for cell in cells:
+        paper, executed = _per_joule(runs[cell.id])
+        of_paper, of_executed = best.get(_settings(cell.levels), (None, None))
+        watts = sum(r.energy_j for r in runs[cell.id]) / sum(r.time_s for r in runs[cell.id])
+        rows.append({
+            **cell.levels, "gflops": executed and executed * watts, "gflops_per_w": paper,
+            "gflops_per_w_executed": executed, "sgemm_pct": paper and of_paper and 100 * paper / of_paper,
+            "sgemm_executed_pct": executed and of_executed and 100 * executed / of_executed,
+        })  # fmt: skip
+    notes = ["(paper): a multiply-add is one operation, and each pass counts alike; (executed): two, and all that runs"]
+    return make_table("efficiency", f"Operations of {design.name}", columns, rows, notes if rows else ())
+
+
+def _per_joule(runs: Sequence[Result]) -> tuple[float | None, float | None]:
+    """1e9 operations a joule, by both conventions."""
+    joules = sum(r.energy_j for r in runs)
+    paper, executed = [r.operations for r in runs], [r.operations_executed for r in runs]
+    return _share(paper, joules), _share(executed, joules)
+
+
+def _share(operations: Sequence[float | None], joules: float) -> float | None:
+    return sum(n or 0.0 for n in operations) / joules / 1e9 if all(operations) else None
 
 
 def _settings(levels: Mapping[str, TableCell]) -> tuple[tuple[str, TableCell], ...]:

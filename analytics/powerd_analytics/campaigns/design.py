@@ -395,12 +395,12 @@ _OF_CAMPAIGN = ("name", "command", "seed", "seed_of", "device", "price_per_kwh",
 _KNOWN = ("campaign", "factors", "exclude", "cell", "order", "environment", "work", "weights", "pilot", *_TABLES)
 SIMULATED = (
     "iteration_s", "power_w", "phases", "epochs", "epochs_spread", "results", "busy_w", "waiting", "memory",
-    "samples", "operations_per_sample", "kernels", "is_out_of_memory",
+    "samples", "operations_per_sample", "operations_executed_per_sample", "kernels", "is_out_of_memory",
 )  # fmt: skip
 """What a row of the simulation may say beside its levels: seconds of an iteration, watts of a card (else computed),
 joules and seconds of each phase of an iteration, epochs to the target with the standard deviation of their logarithm,
 results, three numbers of the network (`powerd_core.gpu_physics.Network`), samples of a run, operations of one forward
-pass of a sample, names of kernels, and that it does not fit the memory."""
+pass of a sample and all that are executed for it, names of kernels, and that it does not fit the memory."""
 
 
 def design_of(document: Mapping[str, Any]) -> Design:

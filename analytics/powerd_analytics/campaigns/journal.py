@@ -41,6 +41,8 @@ class Result:
     """Joules and seconds of all phases of a name together."""
     operations: float | None = None
     """Of forward and backward: a multiply-add is one, each pass counts alike (Castro et al.)."""
+    operations_executed: float | None = None
+    """All that forward and backward run: a multiply-add is two."""
     kernels: Mapping[str, Any] = field(default_factory=dict)
     """Of `Meter.record_kernels`: ``digest`` of all names, how many are ``distinct``, and which is the ``first``."""
     file: str = ""

@@ -70,7 +70,8 @@ def result_of(file: Path, design: Design) -> Result:
         is_lower_bound=any(bool(row["is_lower_bound"]) for row in rows),
         accuracy={n: float(v) for n, v in run.result.items() if is_number_cell(v)},
         phases=_phases(rows_of(frame[is_innermost(frame)]), devices),
-        operations=_operations(first),
+        operations=_operations(first, "operations_per_sample", 2),
+        operations_executed=_operations(first, "operations_executed_per_sample", 1),
         kernels=_kernels(run),
         file_bytes=file.stat().st_size,
     )
@@ -140,9 +141,9 @@ def _kernels(run: Run) -> dict[str, Any]:
     return {"digest": of.get("digest"), "distinct": of.get("distinct"), "first": max(names, key=lambda n: names[n])}
 
 
-def _operations(rows: Sequence[Record]) -> float | None:
-    """Of forward and backward of all samples; None where the marks do not say them."""
-    counts = [2 * _of(row, "operations_per_sample") * (_samples([row]) or 0.0) for row in rows]
+def _operations(rows: Sequence[Record], name: str, passes: int) -> float | None:
+    """Of all samples; None where the marks do not say them."""
+    counts = [passes * _of(row, name) * (_samples([row]) or 0.0) for row in rows]
     return sum(counts) if counts and all(counts) else None
 
 

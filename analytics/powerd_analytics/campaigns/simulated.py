@@ -96,13 +96,14 @@ class Simulated:
         if is_hot and "thermal" in self.design.guard.discard:
             return Discard("thermal", "slowed down by heat")
         verdict = "honoured, binding" if one.at_cap > BINDS_FROM else "honoured, slack"
-        operations = row.get("operations_per_sample")
+        operations, executed = row.get("operations_per_sample"), row.get("operations_executed_per_sample")
         return Result(
             iterations * one.energy_j * dearer, iterations * one.time_s * slower, None, None, samples,
             verdict if set(levels) & set(KNOBS) else "", provenance="simulated", device=self._device(levels),
             accuracy=results,
             phases={n: (iterations * j * dearer, iterations * s * slower) for n, (j, s) in (one.phases or {}).items()},
             operations=2.0 * operations * samples if operations and samples else None,
+            operations_executed=executed * samples if executed and samples else None,
             kernels=_kernels(row.get("kernels", ())),
         )  # fmt: skip
 

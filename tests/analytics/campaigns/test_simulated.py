@@ -13,7 +13,12 @@ from powerd_analytics.campaigns.simulated import Simulated
 from powerd_analytics.campaigns.tables import campaign_tables
 
 ROWS = [
-    {"model": "alexnet", "phases": {"forward": [2.0, 0.1], "backward": [6.0, 0.3]}, "operations_per_sample": 1e9},
+    {
+        "model": "alexnet",
+        "phases": {"forward": [2.0, 0.1], "backward": [6.0, 0.3]},
+        "operations_per_sample": 1e9,
+        "operations_executed_per_sample": 6e9,
+    },
     {"model": "sgemm", "phases": {"forward": [4.0, 0.1]}, "operations_per_sample": 8e9},
     {"model": "alexnet", "batch_size": 64, "kernels": ["winograd", "gemm"]},
     {"model": "alexnet", "batch_size": 128, "kernels": ["fft", "gemm"]},
@@ -53,7 +58,8 @@ def test_shares_of_a_matrix_product_and_both_ways_to_count(tmp_path):
     rows = records("efficiency", *run(tmp_path))
     own = rows["alexnet", 64, None]
     assert own["gflops_per_w"] == pytest.approx(2 * 64 * 1.0 / 8.0)
-    assert own["gflops_per_w_executed"] == pytest.approx(2 * own["gflops_per_w"])
+    assert own["gflops_per_w_executed"] == pytest.approx(64 * 6.0 / 8.0)
+    assert own["gflops"] == pytest.approx(64 * 6.0 / 0.4)
     sgemm = rows["sgemm", 64, None]
     # Of the product of both batch sizes, whichever comes last: they are one setting.
     assert own["sgemm_pct"] == pytest.approx(100 * own["gflops_per_w"] / rows["sgemm", 128, None]["gflops_per_w"])
