@@ -150,9 +150,10 @@ def phases_table(design: Design, history: History, figures: Sequence[CellFigures
         own, reference = by_cell.get(cell.id, {}), design.reference_of(cell)
         beside = by_cell.get(reference.id, {}) if reference is not None else {}
         for phase in dict.fromkeys(name for result in own.values() for name in result.phases):
-            batches = {b: _batches(r, cell.levels) if has_batches else 1.0 for b, r in own.items()}
-            pairs = [r.phases[phase] for r in own.values() if phase in r.phases]
-            each = [(j / n, s / n) for (j, s), n in zip(pairs, batches.values(), strict=True)]
+            each = []
+            for result in (r for r in own.values() if phase in r.phases):
+                (joules, seconds), n = result.phases[phase], _batches(result, cell.levels) if has_batches else 1.0
+                each.append((joules / n, seconds / n))
             energy, time = (mean_of([pair[i] for pair in each], design) for i in (0, 1))
             row = dict(cell.levels) | {"phase": phase, "energy_j": energy.value, "u95_j": energy.u95}
             row |= {"time_s": time.value, "u95_s": time.u95}

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -52,6 +53,15 @@ def test_seconds_and_joules_of_phases_are_of_a_batch_and_beside_the_reference(tm
     assert (backward["energy_j"], backward["time_s"]) == pytest.approx((6.0, 0.3))
     assert backward["energy_pct"] == pytest.approx(-50)  # half as many batches
     assert ("sgemm", 64, "backward") not in rows
+
+
+def test_a_phase_whose_joules_a_run_does_not_know_has_the_mean_of_the_others(tmp_path):
+    design, history = run(tmp_path)
+    key = next(key for key, record in history.records.items() if "backward" in record.result.phases)
+    record = history.records[key]
+    record.result = replace(record.result, phases={"forward": record.result.phases["forward"]})
+    backward = records("phases", design, history)["alexnet", 64, "backward"]
+    assert backward["energy_j"] == pytest.approx(6.0)
 
 
 def test_shares_of_a_matrix_product_and_both_ways_to_count(tmp_path):
