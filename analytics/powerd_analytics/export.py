@@ -477,6 +477,7 @@ def _by_device(table: Table, marks: Sequence[str]) -> list[Narrow]:
 
 _NAMES = ("layer", "phase", "phase_path", "path", "model", "run", "program")
 _LONGEST_NAME = 24
+_LONGEST_WORD = 24
 _HEADING_WORD = 6
 _NOTE = Column("note", heading="note")
 
@@ -500,7 +501,10 @@ def _pieces(table: Narrow, width: int) -> list[Narrow]:
         whole = _marked(own, own.columns)
         if _least_width(whole) <= width:
             return [whole]
-    sides = [c for c in own.columns if not c.is_numeric or c.is_setting]
+    sides = list[Column]()
+    for column in (c for c in own.columns if not c.is_numeric or c.is_setting):
+        if _least_width(_marked(own, [*sides, column])) <= 2 * width // 3:
+            sides.append(column)
     pieces, some = [], list[Column]()
     for column in (c for c in own.columns if c not in sides):
         if some and _least_width(_marked(own, [*sides, *some, column])) > width:
@@ -523,7 +527,8 @@ def _least_widths(table: Narrow) -> list[int]:
         if column.is_numeric:
             widths.append(max([min(heading, _HEADING_WORD), *map(cell_len, cells)]))
         else:
-            widths.append(max([heading, *(cell_len(word) for cell in cells for word in cell.split())]))
+            longest = max((cell_len(word) for cell in cells for word in cell.split()), default=0)
+            widths.append(min(max(heading, longest), _LONGEST_WORD))
     return widths
 
 
