@@ -670,7 +670,8 @@ class ForwardPasses:
         codes, attributes = self._kinds.of(args, kwargs, is_training)
         if is_training:
             self._marks.run_forward(attributes)
-            if not self._is_described and caller is None:
+            # A hook that a trace sees is in its graph.
+            if not self._is_described and caller is None and not torch.jit.is_tracing():
                 self._describe(module)
         self._marks.begin(codes)
         calls.append((codes, owner))
