@@ -60,6 +60,7 @@ _IN_CHILDREN = (
     "(docs/howto/training.md#child-processes)"
 )
 
+_is_tracing: Callable[[], bool] = _C._is_tracing  # of torch.jit.trace
 graph_task: Callable[[], int] = _C._current_graph_task_id
 """The backward pass that the engine runs on this thread at the moment, -1 for none."""
 
@@ -671,7 +672,7 @@ class ForwardPasses:
         if is_training:
             self._marks.run_forward(attributes)
             # A hook that a trace sees is in its graph.
-            if not self._is_described and caller is None and not torch.jit.is_tracing():
+            if not self._is_described and caller is None and not _is_tracing():
                 self._describe(module)
         self._marks.begin(codes)
         calls.append((codes, owner))
