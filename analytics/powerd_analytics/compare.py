@@ -1,7 +1,8 @@
-"""Two runs or campaigns side by side: how much each figure differs, and whether by more than chance and sensors.
+"""Runs or campaigns side by side: how much each figure differs, and whether by more than chance and sensors.
 
 Rows match by phase and setting, and compare joules and seconds of a batch; where the batches differ in size, those of a
-sample. A difference has three sources of uncertainty:
+sample, and the energy-delay product of a sample first. Of more than two sides each is compared with the first. A
+difference has three sources of uncertainty:
 
 - chance, from repeats: runs where there are several, else the iterations of the single runs, which are correlated
   (`mean_of_series` knows that);
@@ -158,7 +159,7 @@ class Sensor:
 
 _OF_SAMPLES = ("phase", "total")
 PER_BATCH, PER_SAMPLE = ("j_per_batch", "s_per_batch"), ("j_per_sample", "s_per_sample")
-FIGURES = (*PER_BATCH, *PER_SAMPLE)
+EDP = "edp_per_sample_js"
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,11 +176,13 @@ class Sample:
         """Of how many batches or samples, whichever the figure is of one of, the record's uncertainties and sensors
         are."""
         batches = number_of(self.record, "iterations") if self.record["kind"] == "total" else None
-        return (batches or 1.0) * self.size(figure)
+        work = (batches or 1.0) * self.size(figure)
+        # A product is off by what its joules are off by, times its seconds.
+        return work / (number_of(self.record, "s_per_sample") or 1.0) if figure == EDP else work
 
     def size(self, figure: str) -> float:
         """Samples of a batch, where the figure is of one; else 1."""
-        return (self.batch or 1.0) if figure in PER_SAMPLE else 1.0
+        return (self.batch or 1.0) if figure in (*PER_SAMPLE, EDP) else 1.0
 
     @property
     def batch(self) -> float | None:
@@ -365,6 +368,7 @@ def _mean_sensors(side: Sequence[Sample], figure: str) -> dict[str, Sensor]:
 # -- differences -------------------------------------------------------------------------------------------------------
 
 _ALWAYS = ("kind", "phase", "phase_path", "timing", "provenance")
+_OF_A_BATCH = ("iteration", "forward", "backward", "update")
 _SETTINGS = ("model", "batch_size", "gpus", "device", "device_name", "power_cap_w", "clock_hz", "host")
 
 RUNS, SPREAD_OF_ONE, PHASES, FOLDED, NOTHING = (
@@ -393,6 +397,7 @@ class Difference:
     figure: str
     a: Side
     b: Side
+    """The side that is compared with the first one: B where there are two."""
     change: float
     """``b - a``."""
     u95: float | None
@@ -400,10 +405,20 @@ class Difference:
     repeats: str
     """What stood for repeats: `RUNS`, `SPREAD_OF_ONE`, `PHASES`, `FOLDED` or `NOTHING`."""
     is_same_sensor: bool
+    other: int = 1
+    """Which side ``b`` is: 1 is B, 2 is C."""
+    is_of_batch: bool = True
+    """Whether its phases are batches or parts of one. A program that is recorded as a whole has none."""
+
+    @property
+    def heading(self) -> str:
+        """The figure for people."""
+        text = "EDP/sample" if self.figure == EDP else column(self.figure).heading
+        return text if self.is_of_batch else text.removesuffix("/batch")
 
     @property
     def is_joules(self) -> bool:
-        return self.figure.startswith("j_")
+        return is_joules(self.figure)
 
     @property
     def change_percent(self) -> float | None:
@@ -420,45 +435,62 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """All differences between A and B; ``names`` says what each key is made of."""
+    """All differences between A and the other sides; ``names`` says what each key is made of."""
 
     names: tuple[str, ...]
     rows: tuple[Difference, ...]
-    settings: tuple[tuple[str, Cell, Cell], ...]
-    """What is different between all of A and all of B, such as the power cap."""
+    settings: tuple[tuple[str, *tuple[Cell, ...]], ...]
+    """What is one in all of each side and not the same in all sides, such as the power cap: its name, and by side."""
     only_a: int
     only_b: int
-    """Rows without a counterpart."""
+    """Rows of A, and of all other sides, without a counterpart."""
     unequal: int
     """Rows that match and are of batches of which the size is not known of all: such work does not compare."""
     ignored: tuple[str, ...] = ()
     """Settings by which rows need not match: those that differ in them alone are repeats."""
+    sides: int = 2
 
 
-def compare(a: Sequence[Sample], b: Sequence[Sample], ignore: Sequence[str] = ()) -> Comparison:
-    """Compare the phases and totals of two campaigns.
+def compare(
+    a: Sequence[Sample], b: Sequence[Sample], ignore: Sequence[str] = (), *others: Sequence[Sample]
+) -> Comparison:
+    """Compare the phases and totals of two campaigns, or of ``others`` too, each with A.
 
-    Rows match by phase and by every setting that varies within A or within B, but for those to ``ignore`` and for
+    Rows match by phase and by every setting that varies within a side, but for those to ``ignore`` and for
     attributes that name a run (`powerd_analytics.figures.NO_FACTOR`); a setting that is one in all of A and another in
-    all of B is what is compared. Batches of different size are compared by the sample. Measured, modelled and simulated
-    joules are never compared with each other. Raises `AnalysisError` when nothing matches, which says what differs, and
-    where one model's name stands for two models.
+    all of B is what is compared. Batches of different size are compared by the sample, totals first. Measured, modelled
+    and simulated joules are never compared with each other. Raises `AnalysisError` when nothing matches, which says
+    what differs, and where one model's name stands for two models.
     """
-    frame = frame_from(s.record for s in (*a, *b))
+    given = [s for side in (a, b, *others) for s in side]
+    frame = frame_from(s.record for s in given)
     check_runs(frame)
-    every = [replace(s, record=record) for s, record in zip((*a, *b), rows_of(frame), strict=True)]
-    a, b = every[: len(a)], every[len(a) :]
-    names, settings = _settings(a, b, factors_in(frame.columns))
+    every = iter([replace(s, record=record) for s, record in zip(given, rows_of(frame), strict=True)])
+    sides = [[next(every) for _ in side] for side in (a, b, *others)]
+    names, settings = _settings(sides, factors_in(frame.columns))
     ignored = tuple(dict.fromkeys(_ignorable(name, frame) for name in ignore))
     names = tuple(name for name in names if name not in ignored)
-    of_a, of_b = _by_key(a, names), _by_key(b, names)
-    both = [key for key in of_a if key in of_b]
-    if not both:
-        raise AnalysisError(_nothing_in_common(a, b, names))
-    figures = {key: _figures_of([*of_a[key], *of_b[key]]) for key in both}
-    differences = [_difference(key, figure, of_a[key], of_b[key]) for key in both for figure in figures[key]]
+    of_a, *of_others = (_by_key(side, names) for side in sides)
+    for other, side in zip(of_others, sides[1:], strict=True):
+        if not of_a.keys() & other.keys():
+            raise AnalysisError(_nothing_in_common(sides[0], side, names))
+    shared = [key for key in of_a if any(key in other for other in of_others)]
+    # Of one key all sides have the same figures, so that they are read in one line.
+    figures = {
+        key: _figures_of([s for of in (of_a, *of_others) for s in of.get(key, ())], names, key) for key in shared
+    }
+    if any(EDP in own for own in figures.values()):
+        shared.sort(key=lambda key: key[names.index("kind")] != "total")
+    differences = [
+        _difference(key, figure, of_a[key], other[key], k)
+        for key in shared
+        for figure in figures[key]
+        for k, other in enumerate(of_others, 1)
+        if key in other
+    ]
     rows = [d for d in differences if d is not None]
     unequal = sum(not own for own in figures.values())
+    only_b = sum(key not in of_a for other in of_others for key in other)
     if not rows and unequal:
         raise AnalysisError(
             "the two have batches of different size, or of one that is not known: what differs is compared by the "
@@ -467,15 +499,17 @@ def compare(a: Sequence[Sample], b: Sequence[Sample], ignore: Sequence[str] = ()
     if not rows:
         raise AnalysisError("the two have nothing in common: no phase of the same name has joules or seconds in both")
     rows = [replace(d, p=p) for d, p in zip(rows, holm([d.p for d in rows]), strict=True)]
-    return Comparison(names, tuple(rows), settings, len(of_a) - len(both), len(of_b) - len(both), unequal, ignored)
+    return Comparison(names, tuple(rows), settings, len(of_a) - len(shared), only_b, unequal, ignored, len(sides))
 
 
-def _figures_of(same: Sequence[Sample]) -> tuple[str, ...]:
+def _figures_of(same: Sequence[Sample], names: Sequence[str], key: Key) -> tuple[str, ...]:
     """The figures that rows of one key are compared by; none where the size of some batches is not known."""
     sizes = {s.batch for s in same if s.record["s_per_batch"] is not None}
     if len(sizes) <= 1:
         return PER_BATCH
-    return () if None in sizes else PER_SAMPLE
+    if None in sizes:
+        return ()
+    return (PER_SAMPLE[0], EDP, PER_SAMPLE[1]) if key[names.index("kind")] == "total" else PER_SAMPLE
 
 
 _KEPT = ("kind", "phase", "provenance")
@@ -516,18 +550,19 @@ def _nothing_in_common(a: Sequence[Sample], b: Sequence[Sample], names: Sequence
 
 
 def _settings(
-    a: Sequence[Sample], b: Sequence[Sample], factors: Sequence[str]
-) -> tuple[tuple[str, ...], tuple[tuple[str, Cell, Cell], ...]]:
-    """The columns by which rows match, and those in which all of A differs from all of B."""
-    names, different = [*_ALWAYS], []
+    sides: Sequence[Sequence[Sample]], factors: Sequence[str]
+) -> tuple[tuple[str, ...], tuple[tuple[str, *tuple[Cell, ...]], ...]]:
+    """The columns by which rows match, and those in which all of one side differs from all of another."""
+    names, different = [*_ALWAYS], list[tuple[str, *tuple[Cell, ...]]]()
+    is_clock_set = any(s.record["clock_set"] is True for side in sides for s in side)
     for name in (*_SETTINGS, *factors):
-        in_a, in_b = (list(dict.fromkeys(_value(s.record, name) for s in side)) or [None] for side in (a, b))
-        if name == "clock_hz" and not any(s.record["clock_set"] is True for s in [*a, *b]):
+        by_side = [list(dict.fromkeys(_value(s.record, name) for s in side)) or [None] for side in sides]
+        if name == "clock_hz" and not is_clock_set:
             continue  # observed, not chosen: it varies by itself
-        if len(in_a) > 1 or len(in_b) > 1:
+        if any(len(values) > 1 for values in by_side):
             names.append(name)
-        elif in_a != in_b:
-            different.append((name, in_a[0], in_b[0]))
+        elif any(values != by_side[0] for values in by_side):
+            different.append((name, *(values[0] for values in by_side)))
     return tuple(names), tuple(different)
 
 
@@ -543,18 +578,30 @@ def _by_key(samples: Iterable[Sample], names: Sequence[str]) -> dict[Key, list[S
     return by_key
 
 
-def _difference(key: Key, figure: str, a: Sequence[Sample], b: Sequence[Sample]) -> Difference | None:
+def is_joules(figure: str) -> bool:
+    """Whether a figure has joules in it, and so a sensor's errors."""
+    return not figure.startswith("s_")
+
+
+def _is_of_batch(record: Record) -> bool:
+    """Whether a row is of batches: their size is stated, or it is an iteration or inside one."""
+    is_inside = "/" in str(record["phase_path"] or "") or record["is_iteration"] is True
+    is_once = number_of(record, "iterations") == 1
+    return record["batch_size"] is not None or is_inside or record["phase"] in _OF_A_BATCH or not is_once
+
+
+def _difference(key: Key, figure: str, a: Sequence[Sample], b: Sequence[Sample], other: int = 1) -> Difference | None:
     a, b = ([s for s in side if number_of(s.record, figure) is not None] for side in (a, b))
     if not a or not b:
         return None
-    is_joules = figure.startswith("j_")
+    has_joules = is_joules(figure)
     *means, repeats = _means(figure, a, b)
-    same = is_joules and same_sensors(a, b)
+    same = has_joules and same_sensors(a, b)
     sides = []
     for mean, side in zip(means, (a, b), strict=True):
         # The rows' means also hold the phases that are too short for single figures.
         value = float(np.mean([number_of(s.record, figure) or 0.0 for s in side]))
-        is_bound = is_joules and any(s.record["is_lower_bound"] is True for s in side)
+        is_bound = has_joules and any(s.record["is_lower_bound"] is True for s in side)
         by_chance = mean.u_statistical if mean else None
         sides.append(Side(value, by_chance, u_systematic(side, figure), len(side), is_bound))
     first, second = sides
@@ -562,8 +609,10 @@ def _difference(key: Key, figure: str, a: Sequence[Sample], b: Sequence[Sample])
     if means[0] and means[1] and not (first.is_lower_bound or second.is_lower_bound):
         at_a, at_b = replace(means[0], value=first.value), replace(means[1], value=second.value)
         of_marks = max(first.u_systematic, second.u_systematic)
-        p, u95 = difference(at_a, at_b, u_difference_j(a, b, figure, same=same) if is_joules else of_marks)
-    return Difference(key, figure, first, second, second.value - first.value, u95, p, repeats, same)
+        p, u95 = difference(at_a, at_b, u_difference_j(a, b, figure, same=same) if has_joules else of_marks)
+    is_of_batch = any(_is_of_batch(s.record) for s in (*a, *b))
+    change = second.value - first.value
+    return Difference(key, figure, first, second, change, u95, p, repeats, same, other, is_of_batch)
 
 
 def _means(figure: str, a: Sequence[Sample], b: Sequence[Sample]) -> tuple[Figure | None, Figure | None, str]:
@@ -590,12 +639,12 @@ def _means(figure: str, a: Sequence[Sample], b: Sequence[Sample]) -> tuple[Figur
 
 
 def _mean_of_phases(sample: Sample, figure: str) -> Figure | None:
-    is_joules = figure.startswith("j_")
-    series = (sample.joules if is_joules else sample.seconds) / sample.size(figure)
+    has_joules = is_joules(figure)
+    series = (sample.joules if has_joules else sample.seconds) / sample.size(figure)
     if len(series) < 2:
         return None
     mean = mean_of_series(series)
-    measured = (number_of(sample.record, "u_statistical_j") or 0.0) / sample.work(figure) if is_joules else 0.0
+    measured = (number_of(sample.record, "u_statistical_j") or 0.0) / sample.work(figure) if has_joules else 0.0
     # Phases that happen to agree are still known no better than their readings let them be.
     return replace(mean, u_statistical=max(mean.u_statistical or 0.0, measured))
 
@@ -605,7 +654,7 @@ def _mean_of_fold(sample: Sample, figure: str) -> Figure | None:
     several machines has no single phases, folded or not."""
     record = sample.record
     n, u, value = (number_of(record, name) for name in ("iterations", "u_statistical_j", figure))
-    is_folded = record["machines"] is None and record["kind"] == "phase" and figure.startswith("j_")
+    is_folded = record["machines"] is None and record["kind"] == "phase" and is_joules(figure)
     if not is_folded or value is None or not n or n < 2 or not u:
         return None
     return _by_chance(value, u / sample.work(figure), n - 1)
@@ -622,8 +671,12 @@ def verdict(d: Difference) -> str:
         why = "no repeats to tell" if d.repeats == NOTHING else "no uncertainty to compare with"
         return "equal" if d.change == 0 else why
     if not d.is_distinguishable:
-        return "not distinguishable"
-    return "B more" if d.change > 0 else "B less"
+        return "not told apart"
+    return f"{LETTERS[d.other]} {'more' if d.change > 0 else 'less'}"
+
+
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+"""The sides."""
 
 
 _OF_A_ROW = (
@@ -644,17 +697,59 @@ _OF_A_ROW = (
 """Columns of a comparison, behind those by which its rows match."""
 
 
-def comparison_table(comparison: Comparison, label_a: str, label_b: str) -> Table:
-    """One row for each figure, with its difference and what that means."""
+def comparison_table(comparison: Comparison, *labels: str) -> Table:
+    """One row for each figure, with its difference and what that means; of more than two sides, one for each side."""
+    title = ", ".join(f"{LETTERS[k]} = {label}" for k, label in enumerate(labels))
+    if comparison.sides > 2:
+        return _table_of_many(comparison, title)
     rows = comparison.rows
     cells = [(*_key_cells(comparison.names, d), *_cells(d)) for d in rows]
     keys, common = _told_once(_key_columns(comparison), cells)
     columns = [*keys, *_columns(rows)]
     at = [c.name for c in columns].index("a")
     bounds = [(i, at + k) for i, d in enumerate(rows) for k, side in enumerate((d.a, d.b)) if side.is_lower_bound]
+    return make_table("compare", title, columns, cells, _notes(comparison, common), bounds)
+
+
+def _notes(comparison: Comparison, common: Sequence[str]) -> list[str]:
     finding, *others = words(comparison)
-    notes = [finding, *([f"All rows: {', '.join(common)}."] if common else []), *others]
-    return make_table("compare", f"A = {label_a}, B = {label_b}", columns, cells, notes, bounds)
+    return [finding, *([f"All rows: {', '.join(common)}."] if common else []), *others]
+
+
+_OF_A_SIDE = (
+    Column("figure"),
+    Column("side"),
+    Column("value", "number", sign="≥"),
+    Column("change", "number", is_hidden=True),
+    Column("u95_change", "number", is_uncertainty=True, is_hidden=True),
+    Column("change_percent", "number", "%", heading="- A %", missing=""),
+    Column("u95_change_percent", "number", "%", heading="± U95", is_uncertainty=True, missing=""),
+    Column("p", "number", "1", heading="p (Holm)", is_uncertainty=True, missing=""),
+    Column("verdict", heading=" "),
+    Column("runs", "integer", "1", is_hidden=True),
+    Column("repeats", is_hidden=True),
+    Column("same_sensor", "flag", is_hidden=True),
+)
+"""Columns where more than two sides are compared, behind those by which rows match."""
+
+
+def _table_of_many(comparison: Comparison, title: str) -> Table:
+    """A row for each figure and side: the first has the value that the others are compared with."""
+    cells: list[tuple[Cell, ...]] = []
+    bounds = []
+    at = len(comparison.names) + [c.name for c in _OF_A_SIDE].index("value")
+    first: tuple[Key, str] | None = None
+    for d in comparison.rows:
+        key = (*_key_cells(comparison.names, d), d.heading)
+        if first != (d.key, d.figure):
+            first = (d.key, d.figure)
+            bounds += [(len(cells), at)] if d.a.is_lower_bound else []
+            cells.append((*key, "A", d.a.value, *(None,) * 5, "", d.a.runs, None, None))
+        bounds += [(len(cells), at)] if d.b.is_lower_bound else []
+        change = (d.change, d.u95, d.change_percent, d.u95_percent, d.p)
+        cells.append((*key, LETTERS[d.other], d.b.value, *change, verdict(d), d.b.runs, d.repeats, d.is_same_sensor))
+    keys, common = _told_once(_key_columns(comparison), cells)
+    return make_table("compare", title, [*keys, *_OF_A_SIDE], cells, _notes(comparison, common), bounds)
 
 
 def _told_once(keys: Sequence[Column], cells: Sequence[Sequence[Cell]]) -> tuple[list[Column], list[str]]:
@@ -689,7 +784,7 @@ def _key_cells(names: Sequence[str], d: Difference) -> list[Cell]:
 def _cells(d: Difference) -> tuple[Cell, ...]:
     figures = (d.a.value, d.b.value, d.change, d.u95, d.change_percent, d.u95_percent, d.p)
     about = (verdict(d), d.a.runs, d.b.runs, d.repeats, d.is_same_sensor)
-    return column(d.figure).heading, *figures, *about
+    return d.heading, *figures, *about
 
 
 def _columns(rows: Sequence[Difference]) -> list[Column]:
@@ -711,14 +806,16 @@ def words(comparison: Comparison) -> list[str]:
     tested = [d for d in comparison.rows if d.p is not None]
     joules = [d.is_same_sensor for d in comparison.rows if d.is_joules]
     ignored = ", ".join(column(n).heading if n.startswith(ATTRIBUTE) else n for n in comparison.ignored)
-    each = "; ".join(f"{column(n).heading} {_plain(n, a)} in A, {_plain(n, b)} in B" for n, a, b in comparison.settings)
+    each = "; ".join(f"{column(name).heading} {_by_side(name, values)}" for name, *values in comparison.settings)
+    others = "B" if comparison.sides == 2 else "the others"
     sentences = {
         _summary(tested, comparison): True,
         f"Settings that differ: {each}.": each,
-        "Batches differ in size: joules and seconds are of one sample.": any(
+        "Batches differ in size: joules, seconds and EDP (J s) are of one sample.": any(
             d.figure in PER_SAMPLE for d in comparison.rows
         ),
         f"Not compared: {comparison.unequal} rows of batches of which some have no known size.": comparison.unequal,
+        "p is of the difference from A.": comparison.sides > 2 and bool(tested),
         "One run on each side: repeats are its iterations. What differs from one run to the next (temperature, other "
         "load) is in no p value: record at least three runs of each to include it.": any(
             d.repeats in (PHASES, FOLDED) for d in tested
@@ -732,7 +829,7 @@ def words(comparison: Comparison) -> list[str]:
             joules and not any(joules)
         ),
         f"Ignored: {ignored}; rows that differ in nothing else are taken for repeats.": ignored,
-        f"Without a counterpart: {comparison.only_a} rows of A, {comparison.only_b} of B.": (
+        f"Without a counterpart: {comparison.only_a} rows of A, {comparison.only_b} of {others}.": (
             comparison.only_a or comparison.only_b
         ),
     }
@@ -750,10 +847,13 @@ def _summary(tested: Sequence[Difference], comparison: Comparison) -> str:
     at = zip(comparison.names, largest.key, strict=True)
     place = " ".join(str(v) for n, v in at if n in ("model", "phase") and v is not None) or "all phases"
     sign = "+" if largest.change > 0 else ""
-    change = (
-        f"{column(largest.figure).heading} {sign}{with_u95(largest.change_percent or 0.0, largest.u95_percent, '%')}"
-    )
+    change = f"{largest.heading} {sign}{with_u95(largest.change_percent or 0.0, largest.u95_percent, '%')}"
+    change += f" ({LETTERS[largest.other]})" if comparison.sides > 2 else ""
     return f"{len(clear)} of {len(tested)} differences are distinguishable ({level}); the largest: {place}, {change}."
+
+
+def _by_side(name: str, values: Sequence[Cell]) -> str:
+    return ", ".join(f"{_plain(name, value)} in {LETTERS[k]}" for k, value in enumerate(values))
 
 
 def _plain(name: str, value: Cell) -> str:

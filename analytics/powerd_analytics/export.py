@@ -18,7 +18,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TextIO
@@ -26,12 +26,13 @@ from typing import TYPE_CHECKING, Any, Literal, TextIO
 import h5py
 import numpy as np
 from rich.box import SIMPLE_HEAD
+from rich.cells import cell_len
 from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from powerd_analytics.terminal import NO_EDGE, hanging, print_unbroken
+from powerd_analytics.terminal import NO_EDGE, hanging
 from powerd_analytics.text import digits, shortened
 from powerd_client.ownership import whole_output
 from powerd_client.recover import open_run
@@ -66,6 +67,8 @@ class Column:
     """What people see where a number has no value."""
     per: float = 1.0
     """People see a number in these: 1e6 for millions."""
+    is_setting: bool = False
+    """What a row is of, such as a device or a batch size. Where all rows have the same, people read it once."""
 
     @property
     def is_numeric(self) -> bool:
@@ -307,46 +310,277 @@ def write_rows(
 # -- people ------------------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True)
+class Narrow:
+    """A table for people who have 80 columns: what all its rows have in common stands above it, a figure and its
+    uncertainty in one column, notes of one cause are one note."""
+
+    title: str
+    common: str
+    """Settings that all rows have in common; empty for none."""
+    columns: tuple[Column, ...]
+    lines: tuple[tuple[str, ...], ...]
+    marks: tuple[str, ...]
+    """The numbers of the footnotes of each line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Notes:
+    """The notes of some tables that are read together, each once."""
+
+    marks: tuple[tuple[str, ...], ...]
+    """By table and row: the numbers of its footnotes."""
+    footnotes: tuple[str, ...]
+    below: tuple[str, ...]
+    """What holds for all rows."""
+
+
+def notes_of(tables: Sequence[Table]) -> Notes:
+    """Their notes, those of one cause merged."""
+    by_row = [[_texts_of_row(table, row) for row in table.rows] for table in tables]
+    merged = merged_notes(text for rows in by_row for texts in rows for text in texts)
+    footnotes = list(dict.fromkeys(merged.values()))
+    number = {text: footnotes.index(one) + 1 for text, one in merged.items()}
+    marks = tuple(tuple(" ".join(map(str, sorted({number[t] for t in texts}))) for texts in rows) for rows in by_row)
+    return Notes(marks, tuple(footnotes), tuple(dict.fromkeys(note for table in tables for note in table.notes)))
+
+
+def _texts_of_row(table: Table, row: Row) -> list[str]:
+    note = row[table.names.index("note")] if "note" in table.names else None
+    return [text for text in str(note or "").split("; ") if text]
+
+
+def narrowed(table: Table, marks: Sequence[str]) -> Narrow:
+    """A table for a terminal or a page; ``marks`` has the numbers of the footnotes of each row."""
+    shown = rounded(table)
+    columns, lines = list(shown.columns), [list(line) for line in shown.lines]
+    has_figures = any(not column.is_setting and column.name != "note" for column in columns)
+    common = dict[str, str]()
+    for k in reversed(range(len(columns))):
+        of_column = {line[k] for line in lines}
+        is_told_above = columns[k].is_setting and len(of_column) == 1 and has_figures
+        if is_told_above:
+            common[columns[k].name] = _in_words(columns[k], of_column.pop())
+        is_paired = k > 0 and _is_paired(columns[k - 1], columns[k])
+        if is_paired:
+            _pair(columns, lines, k)
+        if is_told_above or is_paired or columns[k].name == "note":
+            del columns[k]
+            for line in lines:
+                del line[k]
+    if common.get("gpus") == "1 GPU" and common.get("device", "").startswith("cpu"):
+        del common["gpus"]
+    return Narrow(
+        table.title, ", ".join(reversed(common.values())), tuple(columns), tuple(map(tuple, lines)), tuple(marks)
+    )
+
+
+def _in_words(column: Column, text: str) -> str:
+    if column.name == "gpus":
+        return f"{text} GPU{'s' * (text != '1')}"
+    is_plain = column.kind == "text" and not column.name.startswith("attribute_")
+    return text if is_plain else f"{column.heading or column.name} {text}"
+
+
+def _is_paired(figure: Column, other: Column) -> bool:
+    return (
+        other.is_uncertainty
+        and (other.heading or other.name).startswith("±")
+        and figure.is_numeric
+        and not figure.is_uncertainty
+    )
+
+
+def _pair(columns: list[Column], lines: list[list[str]], k: int) -> None:
+    """Put column ``k``, an uncertainty, into that of its figure; the signs stand below each other."""
+    columns[k - 1] = replace(columns[k - 1], heading=f"{columns[k - 1].heading or columns[k - 1].name}{_AND_U95}")
+    width = max((cell_len(line[k - 1]) for line in lines), default=0)
+    for line in lines:
+        figure, u95 = line[k - 1].rjust(width), line[k]
+        mantissa, e, exponent = figure.partition("e")
+        if u95 in ("", "–"):
+            line[k - 1] = figure
+        elif e:  # both in the same power of ten
+            line[k - 1] = f"({mantissa} ± {digits(float(u95) / 10 ** int(exponent), 2)})e{exponent}"
+        else:
+            line[k - 1] = f"{figure} ± {u95}"
+
+
+_AND_U95 = " ± U95"
+"""Ends the heading of a column that has figures with their uncertainty."""
+_FIGURE = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)( (?:µs|ms|s|kJ|mJ|J|mW|kW|W|%)(?!\w))?")
+_SCALE = {"µs": 1e-6, "ms": 1e-3, "mJ": 1e-3, "kJ": 1e3, "mW": 1e-3, "kW": 1e3}
+
+
+def merged_notes(texts: Iterable[str]) -> dict[str, str]:
+    """For each note the one that stands for it and for all that differ from it in their figures alone: with these from
+    the least to the greatest (``14.2 ms to 2.34 s without readings``)."""
+    by_cause: dict[str, list[str]] = {}
+    for text in dict.fromkeys(texts):
+        by_cause.setdefault(_FIGURE.sub("\0", text), []).append(text)
+    merged: dict[str, str] = {}
+    for same in by_cause.values():
+        merged |= dict.fromkeys(same, _merged(same))
+    return merged
+
+
+def _merged(same: Sequence[str]) -> str:
+    reaches = iter([_reach(figures) for figures in zip(*map(_FIGURE.finditer, same), strict=True)])
+    return _FIGURE.sub(lambda _: next(reaches), same[0])
+
+
+def _reach(figures: Sequence[re.Match[str]]) -> str:
+    in_order = sorted(figures, key=lambda m: float(m[1]) * _SCALE.get((m[2] or "").strip(), 1.0))
+    least, greatest = in_order[0][0], in_order[-1][0]
+    return least if least == greatest else f"{least} to {greatest}"
+
+
 def print_tables(tables: Sequence[Table], console: Console) -> None:
-    """One after the other, with numbered footnotes."""
-    for table in tables:
-        shown = rounded(table)
-        drawn, width = _drawn(table.title, shown), console.width
-        options = console.options.update(max_width=NO_EDGE)
-        if not console.is_terminal:  # a file or a pipe has no edge: columns are never folded there
-            console.width = max(width, Measurement.get(console, options, drawn).maximum)
-        for longest in range(32, 10, -2) if console.is_terminal else ():
-            # Two characters of padding a column are given up first.
-            if Measurement.get(console, options, drawn).minimum - 2 * len(shown.columns) <= width:
-                break
-            drawn = _drawn(table.title, shown, longest)
-        print_unbroken(drawn, console)
-        console.width = width
-        for note in [*(f"{i}  {note}" for i, note in enumerate(shown.footnotes, 1)), *table.notes]:
-            text = f" {printable(note)}"
-            console.print(hanging(text, width) if console.is_terminal else text, markup=False, highlight=False)
-        console.print()
+    """One after the other. On a terminal one that is too wide is cut into pieces below each other, each with what its
+    rows are of; notes follow the last table, each once."""
+    notes = notes_of(tables)
+    for i, (table, marks) in enumerate(zip(tables, notes.marks, strict=True)):
+        if i:
+            console.print()
+        _print_line(console, table.title, "bold")
+        whole = narrowed(table, marks)
+        is_too_wide = console.is_terminal and _least_width(_marked(whole, whole.columns)) > console.width
+        for part in _by_device(table, marks) if is_too_wide else [whole]:
+            _print_line(console, part.common, "dim")
+            for piece in _pieces(part, console.width) if console.is_terminal else [_marked(part, part.columns)]:
+                _print_piece(piece, console)
+    for note in [*(f"{i}  {note}" for i, note in enumerate(notes.footnotes, 1)), *notes.below]:
+        _print_line(console, f" {note}")
 
 
-_NAMES = ("layer", "phase", "phase_path", "path", "model", "run")
+def _print_line(console: Console, text: str, style: str = "") -> None:
+    if text:
+        line = printable(text)
+        line = hanging(line, console.width) if console.is_terminal else line
+        console.print(Text(line, style=style), soft_wrap=True, highlight=False)
 
 
-def _drawn(title: str, shown: Rounded, longest: int | None = None) -> RichTable:
-    """With ``longest``, names that others gave and that have more characters are shortened in the middle."""
-    table = RichTable(
-        title=_text(title), title_justify="left", title_style="bold", header_style="bold", box=SIMPLE_HEAD
-    )  # fmt: skip
-    for column in shown.columns:
-        justify: Literal["left", "right"] = "right" if column.is_numeric else "left"
-        table.add_column(_text(column.heading or column.name), justify=justify, overflow="fold")
-    for line in shown.lines:
-        table.add_row(
-            *(
-                _text(shortened(cell, longest) if longest and column.name in _NAMES else cell)
-                for column, cell in zip(shown.columns, line, strict=True)
-            )
-        )
-    return table
+def _by_device(table: Table, marks: Sequence[str]) -> list[Narrow]:
+    """A part for each device whose rows a table has."""
+    names = [name for name in ("device", "provenance") if name in table.names]
+    places = [table.names.index(name) for name in names]
+    rows: dict[tuple[Cell, ...], list[int]] = {}
+    for r, row in enumerate(table.rows):
+        rows.setdefault(tuple(row[k] for k in places), []).append(r)
+    parts = []
+    for own in rows.values():
+        bounds = frozenset((own.index(r), k) for r, k in table.bounds if r in own)
+        part = replace(table, rows=tuple(table.rows[r] for r in own), bounds=bounds)
+        parts.append(narrowed(part, [marks[r] for r in own]))
+    return parts
+
+
+_NAMES = ("layer", "phase", "phase_path", "path", "model", "run", "program")
+_LONGEST_NAME = 24
+_LONGEST_WORD = 24
+_HEADING_WORD = 6
+_NOTE = Column("note", heading="note")
+
+
+def _marked(table: Narrow, columns: Sequence[Column]) -> Narrow:
+    """Some columns of a table, with the numbers of the footnotes behind them."""
+    places = [table.columns.index(column) for column in columns]
+    has_marks = any(table.marks)
+    lines = [
+        (*(line[k] for k in places), *((mark,) if has_marks else ()))
+        for line, mark in zip(table.lines, table.marks, strict=True)
+    ]
+    return replace(table, columns=(*columns, *((_NOTE,) if has_marks else ())), lines=tuple(lines))
+
+
+def _pieces(table: Narrow, width: int) -> list[Narrow]:
+    """A table whose names are shortened as far as it takes, in as few pieces as fit the width. Each begins with the
+    columns that tell its rows apart."""
+    for longest in (_LONGEST_NAME, 20, 16):
+        own = replace(table, lines=tuple(_shortened(table.columns, line, longest) for line in table.lines))
+        whole = _marked(own, own.columns)
+        if _least_width(whole) <= width:
+            return [whole]
+    sides = list[Column]()
+    for column in (c for c in own.columns if not c.is_numeric or c.is_setting):
+        if _least_width(_marked(own, [*sides, column])) <= 2 * width // 3:
+            sides.append(column)
+    pieces, some = [], list[Column]()
+    for column in (c for c in own.columns if c not in sides):
+        if some and _least_width(_marked(own, [*sides, *some, column])) > width:
+            pieces.append(some)
+            some = []
+        some.append(column)
+    return [_marked(own, [*sides, *piece]) for piece in [*pieces, some]]
+
+
+def _shortened(columns: Sequence[Column], line: Sequence[str], longest: int) -> tuple[str, ...]:
+    return tuple(shortened(t, longest) if c.name in _NAMES else t for c, t in zip(columns, line, strict=True))
+
+
+def _least_widths(table: Narrow) -> list[int]:
+    """By column, what it needs at least: figures stay whole, texts are folded at their words."""
+    widths = []
+    for k, column in enumerate(table.columns):
+        cells = [line[k] for line in table.lines]
+        heading = max(map(cell_len, _heading(table, k).split()), default=0)
+        if column.is_numeric:
+            widths.append(max([min(heading, _HEADING_WORD), *map(cell_len, cells)]))
+        else:
+            longest = max((cell_len(word) for cell in cells for word in cell.split()), default=0)
+            widths.append(min(max(heading, longest), _LONGEST_WORD))
+    return widths
+
+
+def _least_width(table: Narrow) -> int:
+    """Characters of a table with one space between its columns."""
+    return sum(_least_widths(table)) + len(table.columns) + 1
+
+
+def _heading(table: Narrow, k: int) -> str:
+    """Of column ``k``; that of an uncertainty on a line of its own where it would widen the column."""
+    column = table.columns[k]
+    heading = column.heading or column.name
+    longest = max((cell_len(line[k]) for line in table.lines), default=0)
+    if column.heading.endswith(_AND_U95) and cell_len(heading) > longest:
+        return f"{heading.removesuffix(_AND_U95)}\n{_AND_U95.strip()}"
+    return heading
+
+
+def _print_piece(table: Narrow, console: Console) -> None:
+    drawn = RichTable(header_style="bold", box=SIMPLE_HEAD)
+    for k, column in enumerate(table.columns):
+        is_pair = column.heading.endswith(_AND_U95)
+        justify: Literal["left", "right"] = "right" if column.is_numeric and not is_pair else "left"
+        heading = "\n".join(map(printable, _heading(table, k).split("\n")))
+        drawn.add_column(Text(heading), justify=justify, overflow="fold", no_wrap=is_pair)
+    for line in table.lines:
+        drawn.add_row(*map(_text, line))
+    width = console.width
+    natural = Measurement.get(console, console.options.update(max_width=NO_EDGE), drawn).maximum
+    if not console.is_terminal:  # a file or a pipe has no edge: columns are never folded there
+        console.width = max(width, natural)
+    elif natural > width:
+        _fit(table, drawn, width)
+    console.print(drawn, crop=False)
+    console.width = width
+
+
+def _fit(table: Narrow, drawn: RichTable, width: int) -> None:
+    """Give every column its least width, and what is left over to those that lack most. What is still too wide goes
+    over the terminal's edge: a figure cut in two reads as another one."""
+    drawn.padding = (0, 0, 0, 0)
+    widths = _least_widths(table)
+    wanted = []
+    for k, column in enumerate(table.columns):
+        texts = _heading(table, k).split() if column.is_numeric else [line[k] for line in table.lines]
+        wanted.append(max(map(cell_len, texts), default=0))
+    for _ in range(width - sum(widths) - len(widths) - 1):
+        k = max(range(len(widths)), key=lambda k: wanted[k] - widths[k])
+        widths[k] += wanted[k] > widths[k]
+    drawn.width = sum(widths) + len(widths) + 1
+    for drawn_column, own in zip(drawn.columns, widths, strict=True):
+        drawn_column.width = own
 
 
 def _text(text: str) -> Text:
@@ -398,12 +632,11 @@ def to_latex(tables: Sequence[Table]) -> str:
         shown = rounded(table)
         notes = [f"$^{{{i}}}$ {latex_text(note)}" for i, note in enumerate(shown.footnotes, 1)]
         notes += map(latex_text, table.notes)
-        below = [r"\smallskip", r"\begin{minipage}{\linewidth}\footnotesize", " \\\\\n".join(notes), r"\end{minipage}"]
         out += [
             r"\begin{table}",
             r"\centering",
             rf"\caption{{{latex_text(table.title)}}}",
-            rf"\label{{tab:{re.sub('[^A-Za-z0-9:_.-]', '-', table.name)}}}",
+            rf"\label{{tab:{_label(table)}}}",
             rf"\begin{{tabular}}{{{''.join('r' if c.is_numeric else 'l' for c in shown.columns)}}}",
             r"\toprule",
             _latex_row([c.heading or c.name for c in shown.columns]),
@@ -411,11 +644,52 @@ def to_latex(tables: Sequence[Table]) -> str:
             *map(_latex_row, shown.lines),
             r"\bottomrule",
             r"\end{tabular}",
-            *(below if notes else ()),
+            *(_latex_notes(notes) if notes else ()),
             r"\end{table}",
             "",
         ]
     return "\n".join(out)
+
+
+def to_paper(tables: Sequence[Table]) -> str:
+    """The same for a paper: what all rows have in common stands in the caption, a figure and its uncertainty in one
+    column, and the notes of all tables, each once, below the last one."""
+    notes = notes_of(tables)
+    out = [r"% \usepackage{booktabs}"]
+    for k, (table, marks) in enumerate(zip(tables, notes.marks, strict=True)):
+        shown = narrowed(table, marks)
+        caption = ": ".join(map(latex_text, filter(None, (shown.title, shown.common))))
+        below = [f"$^{{{i}}}$ {latex_text(note)}" for i, note in enumerate(notes.footnotes, 1)]
+        below += map(latex_text, notes.below)
+        lines = [
+            _latex_row(line).removesuffix(r" \\") + (f"$^{{{mark.replace(' ', ',')}}}$" if mark else "") + r" \\"
+            for line, mark in zip(shown.lines, marks, strict=True)
+        ]
+        out += [
+            r"\begin{table}",
+            r"\centering",
+            rf"\caption{{{caption}}}",
+            rf"\label{{tab:{_label(table)}}}",
+            rf"\begin{{tabular}}{{{''.join('r' if c.is_numeric else 'l' for c in shown.columns)}}}",
+            r"\toprule",
+            _latex_row([c.heading or c.name for c in shown.columns]),
+            r"\midrule",
+            *lines,
+            r"\bottomrule",
+            r"\end{tabular}",
+            *(_latex_notes(below) if below and k == len(tables) - 1 else ()),
+            r"\end{table}",
+            "",
+        ]
+    return "\n".join(out)
+
+
+def _label(table: Table) -> str:
+    return re.sub("[^A-Za-z0-9:_.-]", "-", table.name)
+
+
+def _latex_notes(notes: Sequence[str]) -> list[str]:
+    return [r"\smallskip", r"\begin{minipage}{\linewidth}\footnotesize", " \\\\\n".join(notes), r"\end{minipage}"]
 
 
 def _latex_row(cells: Sequence[str]) -> str:

@@ -41,7 +41,7 @@ from powerd_analytics.runs.phases import (
 )
 from powerd_analytics.runs.ranks import Ranks, device_identity, ranks_of
 from powerd_analytics.runs.run import Progress, Run, no_progress, pick, read_run, recalibrate
-from powerd_analytics.settings import Setting, settings_of
+from powerd_analytics.settings import Driver, Setting, settings_of
 from powerd_analytics.table import (
     Group,
     GroupKey,
@@ -88,6 +88,10 @@ _COLUMNS: tuple[tuple[Any, ...], ...] = (
     ("run_id", "text", "", "all", "first", "the recording's own id"),
     ("created_utc", "text", "", "all", "first", "when it began, wall clock"),
     ("host", "text", "", "first", "first", "the machine that trained"),
+    ("processor", "text", "", "all", "all", "the machine's processor, as the kernel names it"),
+    ("cores", "integer", "1", "greatest", "sum", "its logical cores"),
+    ("memory_gib", "number", "GiB", "greatest", "sum", "its memory"),
+    ("git_commit", "text", "", "all", "all", "what was checked out where the training's program lies"),
     ("program", "text", "", "first", "first",
      "the command without interpreter, folders, seeds, output paths and the run file's own name"),
     ("campaign", "text", "", "first", "first", "which campaign the run was made for"),
@@ -116,6 +120,12 @@ _COLUMNS: tuple[tuple[Any, ...], ...] = (
      "of a part of a training: the device's lines by board and start of its powerd, and the GPUs that it is"),
     ("device_name", "text", "", "first", "first",
      "product, as the driver names it, else attribute of the phases", "product"),
+    ("driver_version", "text", "", "all", "all", "of a GPU: that of its driver", "driver"),
+    ("default_power_limit_w", "number", "W", "first", "first", "of a GPU: the power limit that its driver begins with",
+     "default limit W"),
+    ("least_power_limit_w", "number", "W", "first", "first", "of a GPU: the least that can be set", "least limit W"),
+    ("greatest_power_limit_w", "number", "W", "first", "first", "of a GPU: the greatest that can be set",
+     "greatest limit W"),
     ("provenance", "text", "", "first", "first", "measured, modelled or simulated"),
     ("power_cap_w", "number", "W", "mean", "mean", "what the driver enforced while they ran; where no driver tells, "
      "power_cap_asked_w, else the limit when the driver's source was opened", "cap W"),
@@ -225,6 +235,12 @@ class Rules:
 COLUMNS: dict[str, Column] = {c[0]: Column(c[0], c[1], c[2], *c[5:]) for c in _COLUMNS}
 COLUMNS["is_lower_bound"] = replace(COLUMNS["is_lower_bound"], is_hidden=True)
 COLUMNS["u95_j"] = replace(COLUMNS["u95_j"], is_uncertainty=True)
+_SETTINGS = (
+    "host", "program", "model", "batch_size", "gpus", "ranks", "device", "device_name", "provenance", "power_cap_w",
+    "power_cap_in_run", "clock_hz", "memory_clock_hz", "timing", "gflops_basis", "runs",
+)  # fmt: skip
+for _name in _SETTINGS:
+    COLUMNS[_name] = replace(COLUMNS[_name], is_setting=True)
 RULES: dict[str, Rules] = {c[0]: Rules(c[3], c[4]) for c in _COLUMNS}
 
 ATTRIBUTE = "attribute_"
@@ -262,7 +278,7 @@ def column(name: str, heading: str = "") -> Column:
         currency = plain.removeprefix(COST).upper()
         found = Column(name, "number", currency, heading=currency, sign="≥")
     elif name.startswith(ATTRIBUTE):
-        found = Column(name, "text", heading=name.removeprefix(ATTRIBUTE), missing="")
+        found = Column(name, "text", heading=name.removeprefix(ATTRIBUTE), missing="", is_setting=True)
     elif plain.startswith(RESULT):
         result, best = plain.removeprefix(RESULT).removesuffix(BEST), plain.endswith(BEST)
         found = Column(name, "number", heading=f"best {result}" if best else result)
@@ -783,6 +799,7 @@ def frame_of(run: Run, table: PhaseTable) -> Frame:
         "run_id": _text(run.attributes.get("run_id")),
         "created_utc": _text(run.attributes.get("created_utc")),
         "host": _text(run.environment.get("host")),
+        **_of_machine(run.environment),
         "program": program_of(run.command, run.path),
         "runs": 1,
         **_of_campaign(run.campaign),
@@ -799,6 +816,7 @@ def frame_of(run: Run, table: PhaseTable) -> Frame:
             "device": row.device,
             "gpus": stated["gpus"] or gpus_of(run),
             "device_name": setting.product,
+            **_of_driver(settings.driver(row.device)),
             "power_cap_w": setting.power_cap_w.value,
             "power_cap_basis": setting.power_cap_w.basis,
             "power_cap_requested_w": setting.power_cap_w.requested,
@@ -827,6 +845,25 @@ def frame_of(run: Run, table: PhaseTable) -> Frame:
         records.append(record)
     records += [common | r for r in _seconds_of_ranks(run, ranks)] if _is_part(ranks) else []
     return with_eds(worked_out(frame_from(records)))
+
+
+def _of_machine(environment: Mapping[str, Any]) -> dict[str, Any]:
+    cores, memory = (str(environment.get(name) or "") for name in ("cores", "memory"))
+    return {
+        "processor": _text(environment.get("processor")),
+        "cores": int(cores) if cores.isascii() and cores.isdigit() and len(cores) < 9 else None,
+        "memory_gib": parsed(memory.removesuffix(" GiB")),
+        "git_commit": _text(environment.get("git_commit")),
+    }
+
+
+def _of_driver(driver: Driver) -> dict[str, Any]:
+    return {
+        "driver_version": driver.version,
+        "default_power_limit_w": driver.default_power_limit_w,
+        "least_power_limit_w": driver.least_power_limit_w,
+        "greatest_power_limit_w": driver.greatest_power_limit_w,
+    }
 
 
 def _of_campaign(campaign: Mapping[str, Any]) -> dict[str, Any]:

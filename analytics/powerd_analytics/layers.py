@@ -10,17 +10,20 @@ of energy" (2013). The roofs drawn are the best that the run's own layers reache
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import hypot
+from types import MappingProxyType
 from typing import Any
 
 from powerd_analytics.energy.uncertainty import Estimate
 from powerd_analytics.export import Cell, Column, Table, make_table
 from powerd_analytics.operations.counts import BYTES_PER_VALUE, EXECUTED, PAPER, OperationCount, Work
 from powerd_analytics.runs.phases import LAYER, is_number_cell
+from powerd_analytics.runs.run import Event
 from powerd_analytics.table import PhaseRow, PhaseTable
 from powerd_analytics.text import joined
+from powerd_client.layer_operations import WATCHED_MODEL
 from powerd_core.errors import AnalysisError
 
 PASSES = ("forward", "backward")
@@ -54,6 +57,7 @@ class LayerEnergy:
     group: Mapping[str, Any]
     layer: str
     kind: str
+    """The class of a layer, as a training that was watched or the operations say it."""
     passes: str
     device: str
     provenance: str
@@ -65,6 +69,8 @@ class LayerEnergy:
     note: str
     paper: Efficiency = Efficiency()
     executed: Efficiency = Efficiency()
+    shape: str = ""
+    """Of what a layer puts out for a sample, as ``64x56x56``."""
 
     @property
     def j_per_batch(self) -> float | None:
@@ -84,12 +90,18 @@ CountOf = Callable[[int], OperationCount]
 
 
 def layer_energies(
-    table: PhaseTable, count_of: CountOf | None = None, *, batch_size: int | None = None, model: str | None = None
+    table: PhaseTable,
+    count_of: CountOf | None = None,
+    *,
+    batch_size: int | None = None,
+    model: str | None = None,
+    described: Mapping[str, tuple[str, str]] = MappingProxyType({}),
 ) -> tuple[LayerEnergy, ...]:
     """Layers, passes and models of a run's table, in the order in which they ran.
 
     ``batch_size``  where the run's phases have no such attribute
     ``model``       the phases with this attribute, where a run has several models
+    ``described``   by layer its class and shape, as `described_layers` has them
 
     Raises `AnalysisError` when no layers were marked, or when counts and run have no layer in common.
     """
@@ -116,7 +128,24 @@ def layer_energies(
         if model is None or str(of_phases.get("model", "")) == model:
             counts = None if count_of is None else _Counts(count_of, of_phases.get("batch_size", batch_size))
             energies += _of_group(of_phases, rows, counts)
-    return tuple(energies)
+    return tuple(_described(entry, described.get(entry.layer)) for entry in energies)
+
+
+def described_layers(events: Iterable[Event]) -> dict[str, tuple[str, str]]:
+    """The class and the shape of each layer of the models that the run's training watched."""
+    layers: dict[str, tuple[str, str]] = {}
+    for event in events:
+        rows = event.values.get("layers") if event.name == WATCHED_MODEL else None
+        for row in rows if isinstance(rows, list | tuple) else ():
+            if isinstance(row, list | tuple) and len(row) == 3:
+                name, kind, shape = row
+                sizes = shape if isinstance(shape, list | tuple) else ()
+                layers.setdefault(str(name), (str(kind), "x".join(map(str, sizes))))
+    return layers
+
+
+def _described(entry: LayerEnergy, known: tuple[str, str] | None) -> LayerEnergy:
+    return entry if known is None else replace(entry, kind=entry.kind or known[0], shape=known[1])
 
 
 def _of_group(group: Mapping[str, Any], rows: Sequence[PhaseRow], counts: _Counts | None) -> list[LayerEnergy]:
@@ -293,14 +322,15 @@ _EFFICIENCY = [
     )
 ]
 COLUMNS = (
-    Column("level"),
-    Column("model"),
-    Column("batch_size", "integer"),
+    Column("level", is_hidden=True),
+    Column("model", is_setting=True),
+    Column("batch_size", "integer", heading="batch", is_setting=True),
     Column("layer"),
-    Column("kind"),
+    Column("kind", heading="class"),
+    Column("shape"),
     Column("pass"),
-    Column("device"),
-    Column("provenance"),
+    Column("device", is_setting=True),
+    Column("provenance", is_setting=True),
     Column("calls", "number", "1", is_hidden=True),
     Column("s_per_batch", "number", "s", heading="s/batch"),
     Column("j_per_batch", "number", "J", heading="J/batch", sign="≥", missing="n.r."),
@@ -318,7 +348,8 @@ def layer_table(rows: Sequence[LayerEnergy]) -> Table:
     extra = list(dict.fromkeys(k for r in rows for k in r.group if k not in ("model", "batch_size")))
     lines: list[list[Cell]] = [
         [
-            r.level, r.group.get("model"), r.group.get("batch_size"), r.layer, r.kind, r.passes, r.device,
+            r.level, r.group.get("model"), r.group.get("batch_size"), r.layer, r.kind, r.shape,
+            r.passes, r.device,
             r.provenance, r.calls, r.s_per_batch, r.j_per_batch, r.u95_j,
             r.energy.u_statistical_j if r.energy else None, r.energy.u_systematic_j if r.energy else None,
             *(v for e in (r.paper, r.executed)

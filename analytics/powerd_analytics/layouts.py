@@ -33,6 +33,7 @@ from powerd_analytics.pivots import CONVENTION, U95, PivotRequest, gain_table, m
 from powerd_analytics.repeats import averaged
 from powerd_analytics.runs.accuracy import Target
 from powerd_analytics.runs.phases import LAYER
+from powerd_analytics.table import NOT_OF_SAMPLES
 from powerd_analytics.trainings import Length, prepared, without_summands, without_sums
 from powerd_core.errors import AnalysisError, ConfigError
 from powerd_core.verdict import Verdict
@@ -73,14 +74,15 @@ def run_tables(frame: Frame) -> list[Table]:
             tables.append(make_table(name, title, [_shown(n) for n in (*of_group, *shown)], rows))
     if tables:
         meaning = "± U95: half of the 95 % interval, in joules; sd: spread of the single phases"
-        meaning += f"; {CONVENTION}" if own["gflops_per_w"].notna().any() else ""
+        convention = (CONVENTION,) if own["gflops_per_w"].notna().any() else ()
         last = tables[-1]
-        tables[-1] = make_table(last.name, last.title, last.columns, last.rows, (*last.notes, meaning), last.bounds)
+        tables[-1] = replace(last, notes=(*last.notes, meaning, *convention))
     return tables
 
 
 def _shown(name: str) -> Column:
     own = {"energy_wh": _WH, "what": Column("what", heading="phase"), "device": Column("device", heading="device")}
+    own["device"] = replace(own["device"], is_setting=True)
     own["joules"] = Column("joules", "number", "J", heading="J", sign="≥")
     found = own.get(name) or column(name)
     return replace(found, missing="n.r.") if name in ("j_per_batch", "energy_j") else found
@@ -93,6 +95,7 @@ def _of_one_run(r: Record) -> Record:
     return r | {
         "device": f"{r['device']} ({r['provenance']})",
         "what": _WHAT[str(r["kind"])].format(r["phase"]),
+        "samples_per_s": None if r["phase"] in NOT_OF_SAMPLES else r["samples_per_s"],
         "joules": idle_j + above_j if isinstance(idle_j, float) and isinstance(above_j, float) else None,
         "energy_wh": energy_j * 1e3 / J_PER_KWH if isinstance(energy_j, float) else None,
         "note": "; ".join(str(text) for text in (basis, r["note"], timing) if text),
@@ -264,11 +267,17 @@ def _totals(means: Frame, factors: Factors, *, is_whole: bool) -> Table:
     figures = [*_OF_TRAINING, *factors.columns] if is_equal else ["iterations", *_OF_A_SAMPLE]
     figures += ["samples_per_s", "gflops_per_w", "u95_gflops_per_w", "gflops_basis"]
     figures += ["verdict"] if totals["is_held"].fillna(False).any() else []
-    if is_equal:
-        title = "Totals of the whole training" if is_whole else "Totals of what was recorded"
-        return _long("totals", title, totals, figures, factors.notes, phases=False)
-    note = "rows are of unequal work, so that figures are of a sample; --iterations or --epochs make trainings of them"
-    return _long("totals", "Totals by the sample", totals, figures, (note,), phases=False)
+    notes = factors.notes
+    title = "Totals of the whole training" if is_whole else "Totals of what was recorded"
+    if not is_equal:
+        title = "Totals by the sample"
+        notes = ("rows are of unequal work: figures are of a sample; --iterations or --epochs make trainings of them",)
+    bases = list(dict.fromkeys(totals["gflops_basis"].dropna()))
+    table = _long("totals", title, totals, figures, notes, phases=False)
+    if len(bases) != 1:
+        return table
+    columns = tuple(replace(c, is_hidden=c.is_hidden or c.name == "gflops_basis") for c in table.columns)
+    return replace(table, columns=columns, notes=(*table.notes, f"GFLOPS/W: over the joules of {bases[0]}"))
 
 
 def _efficiency_tables(frame: Frame, gain: tuple[str, str] | None, ignore: Sequence[str]) -> list[Table]:
@@ -300,10 +309,13 @@ def _long(
     names = [*_ALWAYS, *varying, *(["phase_path" if _path_needed(of_phases) else "phase"] if phases else [])]
     repeats = ["runs"] if (frame["runs"] > 1).any() else []
     names += [*figures, *repeats, "provenance", "is_lower_bound", "note"]
-    meaning = U95 if "u95_s_per_batch" not in names else f"{U95}, or by the spread of the phases of one run"
-    meaning += f"; {CONVENTION}" if "gflops_per_w" in names else ""
+    meanings = [U95]
+    meanings += ["± U95 of the seconds of one run: by the spread of its phases"] if "u95_s_per_batch" in names else []
+    meanings += [CONVENTION] if "gflops_per_w" in names and frame["gflops_per_w"].notna().any() else []
     columns = [column(n) for n in names]
-    return make_table(name, title, columns, [_with_u95(r, names) for r in rows_of(frame)], (meaning, *notes))
+    if not frame["is_iteration"].fillna(False).any() and frame["batch_size"].isna().all() and phases:
+        columns = [replace(c, heading=c.heading.replace("/batch", " each")) for c in columns]
+    return make_table(name, title, columns, [_with_u95(r, names) for r in rows_of(frame)], (*meanings, *notes))
 
 
 def _with_u95(row: Record, names: Sequence[str]) -> Record:
@@ -314,7 +326,8 @@ def _with_u95(row: Record, names: Sequence[str]) -> Record:
             figure = figure_of(row, name.removeprefix("u95_"))
             more[name] = figure.u95 if figure else None
     of_all = {n: "all" for n in ("phase", "phase_path") if row["kind"] == "total"}
-    return row | more | of_all
+    no_samples = {"samples_per_s": None} if row["phase"] in NOT_OF_SAMPLES else {}
+    return row | more | of_all | no_samples
 
 
 def _path_needed(phases: Frame) -> bool:

@@ -185,7 +185,7 @@ def pivot_table(
         figures = [pivot.mean(keys_of_row, keys) for _, keys in over]
         rows.append((*side, *(cell for f in figures for cell in ((f.value, f.u95) if f else (None, None)))))
         bounds += [(r, len(side) + 2 * k) for k, f in enumerate(figures) if f is not None and f.is_lower_bound]
-    notes = [f"{U95}; {CONVENTION}" if pivot.value == "gflops_per_w" else U95, *pivot.notes]
+    notes = [U95, *([CONVENTION] if pivot.value == "gflops_per_w" else []), *pivot.notes]
     if averages and phases & {*pivot.row_names, *pivot.column_names}:
         notes.append("no averages over phases: some are inside others")
     units = f", {value.units}" if value.units else ""
@@ -204,7 +204,10 @@ def _averages_below(pivot: Pivot) -> list[tuple[Key, list[Key]]]:
 
 def _label(names: Sequence[str], key: Key) -> str:
     texts = []
+    is_processor = any(str(v).startswith("cpu") for n, v in zip(names, key, strict=True) if n.startswith("device"))
     for name, value in zip(names, key, strict=True):
+        if name == "gpus" and value == 1 and is_processor:
+            continue
         text = cell_text(name, value) if is_number_cell(value) else str(value)
         is_plain = name in ("model", "device", "device_name", "phase")
         texts.append(text if is_plain else f"{column(name).heading} {text}")

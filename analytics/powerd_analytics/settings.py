@@ -92,6 +92,27 @@ class DeviceSetting:
     """How what was enforced differs from what was asked or requested, or that it changed; mostly empty."""
 
 
+@dataclass(frozen=True, slots=True)
+class Driver:
+    """A GPU as its driver describes it; None for what is not known."""
+
+    product: str | None
+    version: str | None
+    power_limit_w: float | None
+    default_power_limit_w: float | None
+    least_power_limit_w: float | None
+    greatest_power_limit_w: float | None
+
+    def text(self) -> str:
+        """In words; empty for a device that no driver described."""
+        reach = (self.least_power_limit_w, self.greatest_power_limit_w)
+        limits = [f"default {self.default_power_limit_w:g} W"] if self.default_power_limit_w is not None else []
+        limits += [f"{reach[0]:g} to {reach[1]:g} W can be set"] if None not in reach else []
+        limit = "" if self.power_limit_w is None else f"power limit {self.power_limit_w:g} W"
+        limit += f" ({', '.join(limits)})" if limit and limits else ""
+        return ", ".join(filter(None, (self.product, self.version and f"driver {self.version}", limit)))
+
+
 def settings_of(run: Run) -> Settings:
     """The settings of a run's devices."""
     return Settings(run)
@@ -218,9 +239,23 @@ class Settings:
 
     def device_name(self, device: str) -> str | None:
         """The product, as the driver names it."""
+        return self._detail_text(device, "name")
+
+    def _detail_text(self, device: str, key: str) -> str | None:
         lines = [*self._lines(device), *self._lines(self._driver(device))]
-        names = (line.detail.get("name") for line in lines)
-        return next((name for name in names if isinstance(name, str) and name), None)
+        texts = (line.detail.get(key) for line in lines)
+        return next((text for text in texts if isinstance(text, str) and text), None)
+
+    def driver(self, device: str) -> Driver:
+        """What the driver said of a GPU when its source was opened."""
+        lines = [*self._lines(device), *self._lines(self._driver(device))]
+
+        def watts(key: str) -> float | None:
+            known = (number(line.detail, key) for line in lines)
+            return next((mw / 1e3 for mw in known if mw is not None), None)
+
+        limits = (watts(f"{name}power_limit_mw") for name in ("", "default_", "min_", "max_"))
+        return Driver(self.device_name(device), self._detail_text(device, "driver_version"), *limits)
 
     # -- clocks ----------------------------------------------------------------------------------------------------
 

@@ -93,6 +93,8 @@ BY_REPETITIONS = (MAGNIFIED, DIFFERENCE)
 MODELLED = "modelled"
 FORWARD_BACKWARD = "forward+backward"
 ITERATION = "iteration"
+NOT_OF_SAMPLES = ("data", "communication", UPDATE)
+"""Phases that work through no samples: for people they have no samples a second."""
 
 # -- rows --------------------------------------------------------------------------------------------------------------
 

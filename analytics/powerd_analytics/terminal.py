@@ -8,10 +8,7 @@ from textwrap import fill
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from rich.cells import cell_len
-from rich.console import Console, RenderableType
-from rich.measure import Measurement
-from rich.table import Table
+from rich.console import Console
 
 from powerd_core.text import printable
 
@@ -20,8 +17,6 @@ if TYPE_CHECKING:
 
 NO_EDGE = 100_000
 """A width for measuring what does not fold."""
-_HEADING, _WORD = 6, 12
-"""Headings of figures are folded to the first width as far as the figures below them allow it, words to the second."""
 
 
 class LateProgress:
@@ -70,30 +65,3 @@ def print_lines(lines: Iterable[str]) -> None:
     console = Console()
     for line in map(printable, lines):
         print(hanging(line, console.width) if console.is_terminal else line)
-
-
-def print_unbroken(table: Table, console: Console) -> None:
-    """Print a table whose right-justified columns are figures: a figure cut in two reads as another one.
-
-    Where it does not fit, the space between columns goes first, then headings and text are folded; what is still too
-    wide goes over the terminal's edge.
-    """
-    options = console.options.update(max_width=NO_EDGE)
-    if Measurement.get(console, options, table).maximum > console.width:
-        table.padding = (0, 0, 0, 0)
-        needed = Measurement.get(console, options, table).minimum
-        for column in table.columns:
-            word = max(map(_longest_word, (column.header, *column.cells)))
-            if column.justify == "right":
-                heading = min(_longest_word(column.header), _HEADING)
-                column.width = max([heading, *(cell_len(str(cell)) for cell in column.cells)])
-                needed += column.width - word
-            else:
-                needed -= max(0, word - _WORD)
-        if needed > console.width:
-            table.width = needed  # not the console's: rich takes a dumb terminal to have 80 columns whatever is set
-    console.print(table, crop=False)
-
-
-def _longest_word(cell: RenderableType) -> int:
-    return max(map(cell_len, str(cell).split()), default=0)

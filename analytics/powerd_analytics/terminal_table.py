@@ -17,9 +17,12 @@ from rich.console import Console
 from rich.text import Text
 
 from powerd_analytics.metrics import J_PER_KWH
+from powerd_analytics.runs.nesting import FORWARD
 from powerd_analytics.runs.phases import LAYER
 from powerd_analytics.table import (
+    ITERATION,
     MODELLED,
+    NOT_OF_SAMPLES,
     PhaseRow,
     PhaseTable,
     RunRow,
@@ -44,6 +47,8 @@ _LEAST_SHARE = 0.005
 _BAR = 10
 _BATCH = "batch_size"
 _COLUMNS = ("batch", "phase", "n", "s/batch", "J/batch ± U95", "share", "", "samples/s")
+_COLUMNS_OF_ANY = ("batch", "phase", "n", "s each", "J each ± U95", "share", "", "samples/s")
+"""Of a run that has no batches, such as a program that is recorded as a whole."""
 _RIGHT = (True, False, True, False, False, True, False, True)
 
 
@@ -58,7 +63,8 @@ def print_tree(
     blocks = [_Block(table, row) for row in sorted(primary, key=lambda row: row.energy_j is None)]
     settings = common_settings([total.group for total in table.totals])
     each = [block.lines(settings) if block.run.energy_j is not None else [] for block in blocks]
-    widths = _widths([line for lines in each for line in lines], console.width)
+    columns = _COLUMNS if _has_batches(table) else _COLUMNS_OF_ANY
+    widths = _widths(columns, [line for lines in each for line in lines], console.width)
     name = f"{printable(name)} · {seconds(table.runs[0].time_s)}" if table.runs else printable(name)
     for i, block in enumerate(blocks):
         lead = f"{name} · " if i == 0 else "\n"
@@ -67,7 +73,7 @@ def print_tree(
             continue
         if i == 0 and settings:
             _print(console, group_line(settings), "dim")
-        for line in ([*_COLUMNS], *each[i]) if block.phases else ():
+        for line in ([*columns], *each[i]) if block.phases else ():
             _print(console, _joined(line, widths))
         for what, part_j in (("repeated alone", block.run.magnified_j), ("outside phases", block.run.rest_j)):
             if part_j and abs(part_j) > _LEAST_SHARE * abs(block.run.energy_j or 0.0):
@@ -82,6 +88,11 @@ def print_tree(
     if layers:
         _print(console, f"{layers} layers: joules layers {name.partition(' · ')[0]}")
     _print_notes(table, blocks, console, all_notes=all_notes)
+
+
+def _has_batches(table: PhaseTable) -> bool:
+    is_stated = any(_BATCH in row.group for row in table.totals)
+    return is_stated or any(row.is_iteration or row.phase in (ITERATION, FORWARD) for row in table.phases)
 
 
 def _print(console: Console, line: str, style: str = "") -> None:
@@ -215,6 +226,7 @@ def _n(row: PhaseRow) -> int:
 def _cells(
     row: PhaseRow, name: str, parent: PhaseRow | None, batch: str, share: float | None, *, has_bar: bool
 ) -> list[str]:
+    has_samples = parent is None and row.samples_per_s is not None and row.phase not in NOT_OF_SAMPLES
     joules = "n.r."
     if row.j_per_batch is not None:
         joules = with_u95(row.j_per_batch, row.u95_j, is_lower_bound=row.is_lower_bound)
@@ -226,7 +238,7 @@ def _cells(
         joules,
         _percent(share),
         bar(share or 0.0, _BAR) if has_bar else "",
-        digits(row.samples_per_s, 3) if parent is None and row.samples_per_s is not None else "",
+        digits(row.samples_per_s, 3) if has_samples else "",
     ]
 
 
@@ -255,7 +267,7 @@ def _is_figure(text: str) -> bool:
     return text[:1] in tuple("0123456789-≥")
 
 
-def _widths(lines: Iterable[Line], width: int) -> _Widths:
+def _widths(columns: Sequence[str], lines: Iterable[Line], width: int) -> _Widths:
     rows = [line for line in lines if isinstance(line, list)]
     points = {}
     for column in (3, 4):
@@ -266,7 +278,7 @@ def _widths(lines: Iterable[Line], width: int) -> _Widths:
     aligned = _Widths([], points)
     cells = [
         max([cell_len(heading), *(cell_len(aligned.placed(k, row[k])) for row in rows)])
-        for k, heading in enumerate(_COLUMNS)
+        for k, heading in enumerate(columns)
     ]
     if not any(row[0] for row in rows):
         cells[0] = 0

@@ -21,6 +21,7 @@ from powerd_analytics.runs.phases import overlapping
 from powerd_analytics.runs.run import Progress, Run, no_progress, pick
 from powerd_analytics.table import (
     BY_REPETITIONS,
+    MODELLED,
     PhaseRow,
     PhaseTable,
     Row,
@@ -36,6 +37,10 @@ from powerd_analytics.table import (
 _LEAST_SHOWN = 0.01
 """Smaller shares of the variance are for programs."""
 REMEDIES = {name: kind.remedy for name, kind in KINDS.items()}
+OF_A_MODEL = dict.fromkeys(
+    ("gain", "offset"), "measure it: a processor by RAPL (`powerd sources`), or the machine by a wall meter"
+)
+"""Of what is modelled no gain can be calibrated: the model itself is what is off."""
 READINGS_EACH, MOST_KNOTS = 40, 24
 """Readings that the closed formula wants for each part of a phase, and the most parts."""
 OWN = tuple(name for name, kind in KINDS.items() if not kind.of_repeats)
@@ -219,7 +224,9 @@ def _budget_row(
     words = row.note or "nothing is known of its uncertainty"
     if shares:
         first = shares[0]
-        words = f"mostly {first.part} ({first.share:.0%} of the variance): to shrink it, {REMEDIES[first.part]}"
+        remedies = REMEDIES | OF_A_MODEL if row.provenance == MODELLED else REMEDIES
+        remedy = remedies[first.part]
+        words = f"mostly {first.part} ({first.share:.0%} of the variance): to shrink it, {remedy}"
     elif row.u95_j == 0:
         words = row.note or "its lines state no error, and its readings show none"
     u = float(np.sqrt(sum(s.u_j**2 for s in shares))) if shares else None

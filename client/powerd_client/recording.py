@@ -13,6 +13,7 @@ import datetime
 import json
 import os
 import platform
+import re
 import secrets
 import select
 import shlex
@@ -72,13 +73,70 @@ def release() -> str:
         return "unknown"
 
 
-def environment() -> dict[str, str]:
-    """What a run's figures depend on, as far as it can be told without importing anything that is not imported yet."""
+def environment(command: Sequence[str] = ()) -> dict[str, str]:
+    """What a run's figures depend on, as far as it can be told without importing anything that is not imported yet, and
+    without running anything. ``command`` is the training's, by default this process's."""
     versions = {"host": platform.node(), "python": platform.python_version(), "system": platform.platform()}
+    versions |= machine()
+    if commit := git_commit(training_folder(command or sys.argv)):
+        versions["git_commit"] = commit
     for name in ("torch", "numpy", "pyzmq"):
         with contextlib.suppress(PackageNotFoundError):
             versions[name] = version(name)
     return versions
+
+
+def machine(root: Path = Path("/")) -> dict[str, str]:
+    """The processor, its logical cores and the memory of this machine, as Linux tells them (proc(5)); what it does not
+    tell is left out."""
+    found: dict[str, str] = {}
+    for name, file, key in (("processor", "proc/cpuinfo", "model name"), ("memory", "proc/meminfo", "MemTotal")):
+        with contextlib.suppress(OSError):
+            lines = (line.partition(":") for line in (root / file).read_text(errors="replace").splitlines())
+            found |= {name: next((value.strip() for before, _, value in lines if before.strip() == key), "")}
+    kib, _, unit = found.get("memory", "").partition(" ")
+    found["memory"] = f"{int(kib) / (1 << 20):.4g} GiB" if kib.isdigit() and unit == "kB" else ""
+    found["cores"] = str(os.cpu_count() or "")
+    return {name: text for name, text in found.items() if text}
+
+
+def training_folder(command: Sequence[str]) -> Path:
+    """Where the training's program lies, by the first file that its command names; else where this process works."""
+    scripts = (Path(word) for word in command if word.endswith(".py"))
+    with contextlib.suppress(OSError):
+        return next((script.absolute().parent for script in scripts if script.is_file()), Path.cwd())
+    return Path()
+
+
+def git_commit(folder: Path) -> str | None:
+    """The commit that is checked out in or above a folder; None where there is none. Git's files are read
+    (gitrepository-layout(5)): git itself would run what a repository configures."""
+    try:
+        place = next((place for parent in (folder, *folder.parents) if (place := parent / ".git").exists()), None)
+        if place is None:
+            return None
+        if place.is_file():  # of a worktree or a submodule
+            place = place.parent / _small(place).removeprefix("gitdir:").strip()
+        head = _small(place / "HEAD")
+        name = head.removeprefix("ref:").strip()
+        if head != name:
+            common = place / "commondir"
+            shared = place / _small(common) if common.is_file() else place
+            refs = (file / name for file in (place, shared))
+            head = next((_small(file) for file in refs if file.is_file()), "") or _packed(shared, name)
+        return head if re.fullmatch(r"[0-9a-f]{40}([0-9a-f]{24})?", head) else None
+    except (OSError, ValueError):
+        return None
+
+
+def _packed(folder: Path, name: str) -> str:
+    lines = (folder / "packed-refs").read_text(errors="replace").splitlines()
+    return next((line.partition(" ")[0] for line in lines if line.partition(" ")[2] == name), "")
+
+
+def _small(path: Path) -> str:
+    with path.open(errors="replace") as file:
+        return file.read(4096).strip()
 
 
 class Recording:
@@ -148,7 +206,7 @@ class Recording:
                 "created_utc": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
                 "powerd_version": release(),
                 "command": command or sys.argv,
-                "environment": environment(),
+                "environment": environment(command or ()),
             },
         }
         try:

@@ -43,6 +43,7 @@ from torch.distributed import is_available as has_distributed
 from torch.utils import checkpoint
 
 from powerd_client.hostclock import now_ns
+from powerd_client.layer_operations import WATCHED_MODEL, FirstPass
 from powerd_client.log import tell
 from powerd_client.marks import MarkWriter
 from powerd_client.pairing import MODEL_BY_CLASS, SAMPLES, common_attributes
@@ -59,6 +60,7 @@ _IN_CHILDREN = (
     "(docs/howto/training.md#child-processes)"
 )
 
+_is_tracing: Callable[[], bool] = _C._is_tracing  # of torch.jit.trace
 graph_task: Callable[[], int] = _C._current_graph_task_id
 """The backward pass that the engine runs on this thread at the moment, -1 for none."""
 
@@ -97,6 +99,8 @@ class TorchMarks:
         """Whether one has run since the last update."""
         self.was_sent = False
         """Whether something watched was sent to a child process."""
+        self._is_disowned = False
+        """Whether this is the copy in a forked child."""
         self._begun_ns = now_ns()
         _meters.append(self)
         _patch_torch()
@@ -120,6 +124,7 @@ class TorchMarks:
                 self._writer.note_of_child(text, self._begun_ns)
 
         self.mark = tell_first
+        self._is_disowned = True
 
     def codes(self, name: str, attributes: Mapping[str, Attribute]) -> PhaseCodes:
         """The codes of a phase kind, the same for the same name and attributes."""
@@ -156,6 +161,11 @@ class TorchMarks:
         if text not in self._noted:
             self._noted.add(text)
             self._writer.note(text, level)
+
+    def describe(self, values: Mapping[str, object]) -> None:
+        """Put what a watched model is made of into the run."""
+        if not self._is_disowned:
+            self._writer.event(WATCHED_MODEL, values)
 
     def tell(self, text: str) -> None:
         """Say what could not be marked, once: to the user, in the run, and so in every table."""
@@ -627,6 +637,10 @@ class ForwardPasses:
         self._calls: dict[int, list[_Call]] = {} if calls is None else calls
         """By thread: each call of the module that has not returned."""
         self._watch: Watch | None = None
+        self._attributes = attributes
+        self._first: FirstPass | None = None
+        """While the first pass in training goes on."""
+        self._is_described = False
         self._enter_surely = Hook(functools.partial(self.enter, caller=_SURE), marks)
 
     def enter(
@@ -657,8 +671,24 @@ class ForwardPasses:
         codes, attributes = self._kinds.of(args, kwargs, is_training)
         if is_training:
             self._marks.run_forward(attributes)
+            # A hook that a trace sees is in its graph.
+            if not self._is_described and caller is None and not _is_tracing():
+                self._describe(module)
         self._marks.begin(codes)
         calls.append((codes, owner))
+
+    def _describe(self, module: nn.Module) -> None:
+        """Hear in the first pass in training of which layers the model is made. What is compiled stays as it is: a
+        hook more or less would have it compiled anew."""
+        self._is_described = True
+        model = _unwrapped(module)
+        is_eager = not any(
+            isinstance(m, OptimizedModule | torch.jit.ScriptModule) or m._compiled_call_impl is not None
+            for m in (module, *model.modules())
+        )
+        label = self._attributes.get("model") or self._attributes.get(MODEL_BY_CLASS)
+        if is_eager and isinstance(label, str) and not isinstance(module, nn.DataParallel):
+            self._first = FirstPass(model, label, self._attributes, self._kinds.stated)
 
     @staticmethod
     def _is_within(outermost: int, module: int) -> bool:
@@ -673,6 +703,11 @@ class ForwardPasses:
             self._marks.end_recompute()
         elif begun is not None:
             self._marks.mark(begun.cut if failed else begun.end)
+        if self._first is not None and not calls:
+            first, self._first = self._first, None
+            event = first.end()
+            if event is not None and not failed:
+                self._marks.describe(event)
 
     def around(self, module: nn.Module, call: _Function, *args: Any, **kwargs: Any) -> Any:
         """``call(*args, **kwargs)``, marked as the call of a module that it calls where no hook sees that."""
@@ -780,8 +815,9 @@ class PassKinds:
     def __init__(self, marks: TorchMarks, attributes: Mapping[str, Attribute]) -> None:
         self._marks, self._attributes = marks, dict(attributes)
         stated = attributes.get("batch_size")
-        self._stated = stated if isinstance(stated, int) and not isinstance(stated, bool) and stated > 0 else 0
-        self.sees_sizes = self._stated > 0
+        self.stated = stated if isinstance(stated, int) and not isinstance(stated, bool) and stated > 0 else 0
+        """Samples of a batch, 0 where that is not stated."""
+        self.sees_sizes = self.stated > 0
         self._place: _Place | None = None
         self._looks = 0
         self._seen = ""
@@ -796,7 +832,7 @@ class PassKinds:
         if not self.sees_sizes:
             return self._trained if is_training else self._evaluated
         size = self._size(args, kwargs)
-        if is_training and size in (0, self._stated):
+        if is_training and size in (0, self.stated):
             return self._trained
         kind = self._kinds.get((is_training, size))
         if kind is None:
@@ -810,7 +846,7 @@ class PassKinds:
                 return 0
             self._looks += 1
             sizes = list(_sizes(args, kwargs))
-            self._place = next((place for place, size in sizes if size == self._stated), None)
+            self._place = next((place for place, size in sizes if size == self.stated), None)
             self._seen = self._seen or " x ".join(str(size) for place, size in sizes if place[:2] == sizes[0][0][:2])
         return 0 if self._place is None else _size_at(self._place, args, kwargs)
 
@@ -830,7 +866,7 @@ class PassKinds:
         if self._looks and self._place is None:
             had = f"the first had {self._seen}" if self._seen else "it has no tensor that could say"
             self._marks.tell(
-                f"batch_size={self._stated} is stated, and no input of {name} has such a dimension ({had}): "
+                f"batch_size={self.stated} is stated, and no input of {name} has such a dimension ({had}): "
                 "samples of the training are counted as stated, evaluations have none"
             )
 
@@ -1039,7 +1075,7 @@ def watch_networks(watch: Watch, model: nn.Module, attributes: Mapping[str, Attr
         if name and len(networks) > 1:
             own["model"] = f"{own['model']} {name}" if "model" in own else name
         elif "model" not in own:
-            own[MODEL_BY_CLASS] = _class_and_size(model)
+            own[MODEL_BY_CLASS] = class_and_size(model)
         ForwardPasses(marks, own, type(network).__name__, calls=calls, only_training=True).hook(watch, network)
 
 
@@ -1047,7 +1083,7 @@ def _label(marks: TorchMarks, model: nn.Module) -> str:
     """What a model is called that nobody named: its class and size, with a number where one that is watched beside it
     is called the same."""
     taken = {own.get(MODEL_BY_CLASS) for own in marks.watches.values()}
-    name = _class_and_size(model)
+    name = class_and_size(model)
     numbered = (f"{name} #{number}" for number in count(2))
     return name if name not in taken else next(label for label in numbered if label not in taken)
 
@@ -1061,7 +1097,7 @@ def _unwrapped(model: Any) -> nn.Module:
     return inner
 
 
-def _class_and_size(model: nn.Module) -> str:
+def class_and_size(model: nn.Module) -> str:
     """The class of a model, and how many parameters it has, as ``ResNet-21.8M``."""
     model = _unwrapped(model)
     name = type(model).__name__.removeprefix("FSDP")

@@ -26,7 +26,7 @@ from powerd_daemon.commands import Command, add_format_option, add_keys_option, 
 from powerd_daemon.config import DEFAULT_LISTEN, NOTHING, Config, ServerConfig, load_config, source_config
 from powerd_daemon.sources.base import find_source, kinds
 
-WIDTH = 100
+WIDTH = 80
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -160,7 +160,7 @@ def _sources(_: argparse.Namespace) -> None:
         print(kind, _indented(summary, "    "), sep="\n")
         for option in describe_options(cls.Options):
             default = f"default {option.default}" if option.default else "required"
-            print(f"    {option.name} = {option.type} ({default})")
+            print(_indented(f"{option.name} = {option.type} ({default})", "    "))
             if option.help:
                 print(_indented(option.help, "        "))
         print()

@@ -38,11 +38,11 @@ from powerd_daemon.sources.ina.sensor_accuracy import Sensor, bus_number
 from powerd_daemon.sources.ina.source import RailsOptions
 from powerd_daemon.sources.nvml.api import Nvml
 from powerd_daemon.sources.nvml.gpu_file import gpu_file_path, load_gpus
-from powerd_daemon.sources.port import is_usbtmc
+from powerd_daemon.sources.port import is_usbtmc, missing
 from powerd_daemon.sources.sim.source import SIMULATED_BUS, SimOptions
 from powerd_daemon.spool import SpoolDirectory
 
-WIDTH = 100
+WIDTH = 80
 _TCP_LISTENS, _UNIX_LISTENS = "0A", "00010000"
 SLEEPS, SLEEP_NS = 200, 1_000_000
 PROBE_BYTES = 8 << 20
@@ -100,6 +100,10 @@ class Machine:
     nvml: Callable[[], Nvml] = Nvml
     open_bus: OpenBus = open_bus
     is_served: Callable[[str], bool] = is_served
+
+    def has(self, path: str) -> bool:
+        """Whether a file is there."""
+        return (self.root / path.lstrip("/")).exists()
 
     def paths(self, *patterns: str) -> list[Path]:
         """What matches below the root, in the order of the numbers in the names."""
@@ -243,6 +247,11 @@ def check_ports(machine: Machine, config: Config | None) -> Iterator[Finding]:
         ("usbtmc", ("dev/usbtmc[0-9]*",), "powerd", on_usb, "switch the meter on and look at: dmesg | tail"),
     ):
         ports = machine.paths(*patterns)
+        yield from (
+            Finding(area, FAIL, f"{port} of the configuration is not there", missing(port, machine.root / "dev"))
+            for port in (_ports_of(config) if ports else ())
+            if is_usbtmc(port) == (area == "usbtmc") and area != "i2c" and not machine.has(port)
+        )
         if not ports:
             what = f"there is no /dev/{', /dev/'.join(p[4:].partition('[')[0] for p in patterns)}* here"
             yield Finding(area, FAIL, what, remedy) if must else Finding(area, OK, f"{what}, and none is asked for")
@@ -252,6 +261,12 @@ def check_ports(machine: Machine, config: Config | None) -> Iterator[Finding]:
         for path in (p for p in ports if p.name not in allowed):
             rules = f"install {RULES} in /etc/udev/rules.d, and: sudo usermod -aG {group} $USER; then log in again"
             yield Finding(area, FAIL if must else WARN, f"/dev/{path.name}: this user may not open it", rules)
+
+
+def _ports_of(config: Config | None) -> list[str]:
+    """The device files that a configuration names, but for those of a network (``socket://``)."""
+    ports = [source.options.get("port") for source in config.sources] if config else []
+    return [port for port in ports if isinstance(port, str) and port.startswith("/")]
 
 
 def check_bus_speed(machine: Machine, config: Config | None) -> Iterator[Finding]:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from math import hypot, sqrt
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 from powerd_core.errors import ConfigError, PowerdError
@@ -191,27 +192,27 @@ def plan_text(plan: BusPlan, loads_w: Mapping[str, float]) -> str:
     loads = line_loads_w(plan.budgets, loads_w or bus.loads_w)
     pace = f"{where} at {o.scl_hz / 1000:g} kHz" + (f", {o.read_us / 1000:g} ms a read" if o.read_us else "")
     rows = [f"{bus.source}: {pace}, {len(plan.budgets)} lines, {o.rate_hz:g} Hz asked"]
-    rows += ["", "  on the wire      SCL periods/scan  transactions  scans/s at most"]
+    rows += ["", "  on the wire   SCL periods/scan transactions  scans/s"]
     for mode in plan.modes:
         name, note = "combined" if mode.combined else "single reads", ""
         if bool(bus.combined) is mode.combined:
             note = "  <- this adapter" if bus.combined is not None else "  <- assumed (--adapter)"
-        rows.append(f"  {name:<16} {mode.periods:16.1f}  {mode.transactions:12.1f}  {mode.limit_hz:15.1f}{note}")
+        rows.append(f"  {name:<13} {mode.periods:16.1f} {mode.transactions:12.1f} {mode.limit_hz:8.1f}{note}")
     if bus.is_smbus:
         rows.append(f"  {smbus_note(plan)}")
-    rows += ["", "  conversions             shunt us  bus us  averages  cycle us (at most)  codes/s  current covered"]
+    rows += ["", "  conversions      shunt us  bus us  averages  cycle us (most)  codes/s  covered"]
     for s in dict.fromkeys(b.settings for b in plan.budgets):
         count = sum(b.settings == s for b in plan.budgets)
         rows.append(
-            f"  {f'{count} x {s.chip}':<22} {s.shunt_adc_ns / 1000:>9.0f} {s.bus_adc_ns / 1000:>7.0f} {s.averages:>9}"
-            f"  {s.cycle_ns / 1000:>8.0f} ({s.longest_cycle_ns / 1000:.0f})  {1e9 / s.longest_cycle_ns:7.0f}"
-            f"  {s.coverage:.1%}"
+            f"  {f'{count} x {s.chip}':<15} {s.shunt_adc_ns / 1000:>9.0f} {s.bus_adc_ns / 1000:>7.0f} {s.averages:>9}"
+            f"  {f'{s.cycle_ns / 1000:.0f} ({s.longest_cycle_ns / 1000:.0f})':>15}  {1e9 / s.longest_cycle_ns:7.0f}"
+            f"  {s.coverage:7.1%}"
         )
     rows += ["", f"  {plan.verdict}", ""]
-    rows.append("  limits                  I gain  V gain  shunt   zero mA   step mA  clips at A       W")
+    rows.append("  limits                I gain V gain shunt  zero mA  step mA clips at A       W")
     rows += [
-        f"  {b.line:<22} {b.limits.current_gain:6.2%}  {b.limits.bus_gain:6.2%}  {b.sensor.shunt_tolerance:5.2%}"
-        f"  {b.offset_a * 1000:8.3f}  {b.step_a * 1000:8.4f}  {b.clip_a:10.3f}  {b.clip_w:6.1f}"
+        f"  {b.line:<21} {b.limits.current_gain:6.2%} {b.limits.bus_gain:6.2%} {b.sensor.shunt_tolerance:5.2%}"
+        f" {b.offset_a * 1000:8.3f} {b.step_a * 1000:8.4f} {b.clip_a:10.3f} {b.clip_w:7.1f}"
         for b in plan.budgets
     ]
     rows += ["", f"  one reading, U = {COVERAGE_FACTOR} u            W    u W     U W     U %"]
@@ -221,7 +222,13 @@ def plan_text(plan: BusPlan, loads_w: Mapping[str, float]) -> str:
         if len(fed_by) > 1:
             rows.append(_uncertainty(f"{device}, {len(fed_by)} lines", fed_by, loads))
     rows += [f"  refused: {problem}" for problem in (*plan.problems, *plan.doubts)]
-    return "\n".join(map(printable, rows)) + "\n"
+    return "\n".join(map(_folded, rows)) + "\n"
+
+
+def _folded(row: str) -> str:
+    """A row of at most 80 columns; names and options stay whole."""
+    return fill(printable(row), 80, subsequent_indent="      ", break_on_hyphens=False, break_long_words=False,
+                drop_whitespace=len(row) > 80)  # fmt: skip
 
 
 def smbus_note(plan: BusPlan) -> str:

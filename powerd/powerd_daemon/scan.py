@@ -106,12 +106,12 @@ def to_toml(answers: Iterable[Answer]) -> str:
 
 def to_table(answers: Sequence[Answer], buses: Sequence[int]) -> str:
     """What was found on these buses, for people."""
-    rows = ["bus  address  chip     CONFIG  voltages (bus, across shunt)      recognised by"] if answers else []
+    rows = ["bus  address  chip     CONFIG  voltages (bus, shunt)       recognised by"] if answers else []
     for a in answers:
         volts = ", ".join(f"{c.bus_v:.3f} V {c.shunt_v * 1000:.2f} mV" for c in a.channels)
         config = "" if a.config is None else f"{a.config:#06x}"
         bus = "sim" if a.bus == SIMULATED_BUS else str(a.bus)
-        rows.append(f"{bus:>3}  {a.address:#04x}     {a.chip or '?':<8} {config:<7} {volts:<33} {a.how}")
+        rows.append(f"{bus:>3}  {a.address:#04x}     {a.chip or '?':<8} {config:<7} {volts:<27} {a.how}")
     if silent := [str(n) for n in buses if n not in {a.bus for a in answers}]:
         rows.append(f"nothing answers at 0x40 to 0x4f of i2c-{', i2c-'.join(silent)}")
     return "\n".join(rows)

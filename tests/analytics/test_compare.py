@@ -177,7 +177,7 @@ def test_other_sensors_are_off_independently(sides):
     assert not d.is_same_sensor
     assert d.u95 > 2 * 0.02 * d.a.value * 2**0.5 * 0.98
     assert not d.is_distinguishable
-    assert verdict(d) == "not distinguishable"
+    assert verdict(d) == "not told apart"
     assert "Different sensors" in " ".join(words(found))
 
 
@@ -260,7 +260,7 @@ def test_a_batch_of_more_machines_is_other_work(tmp_path):
     found = compare(read_samples(two), read_samples(three))
     joules_of_3 = sum(s.record["j_per_batch"] for s in samples(three) if s.record["phase"] == "forward")
     assert row(found, "forward", "j_per_sample").b.value == pytest.approx(joules_of_3 / 384)
-    assert {d.figure for d in found.rows} == {"j_per_sample", "s_per_sample"}
+    assert {d.figure for d in found.rows} == {"j_per_sample", "s_per_sample", "edp_per_sample_js"}
 
 
 # -- batches of 64 and of 128 samples: joules of a sample, or nothing
@@ -281,15 +281,51 @@ def of(tmp_path_factory):
 def test_a_setting_that_is_one_on_each_side_is_compared_by_the_sample(of):
     found = compare(read_samples(of["a", 64]), read_samples(of["b", 128]))
     assert found.settings == (("batch_size", 64, 128),)
-    assert {d.figure for d in found.rows} == {"j_per_sample", "s_per_sample"}
+    assert {d.figure for d in found.rows} == {"j_per_sample", "s_per_sample", "edp_per_sample_js"}
     totals = {s.record["batch_size"]: s.record for s in samples([*of["a", 64], *of["b", 128]])
               if s.record["kind"] == "total"}  # fmt: skip
     d = next(d for d in found.rows if d.key[0] == "total" and d.figure == "j_per_sample")
     assert d.a.value == pytest.approx(totals[64]["energy_j"] / totals[64]["iterations"] / 64, rel=1e-2)
     assert d.b.value == pytest.approx(totals[128]["energy_j"] / totals[128]["iterations"] / 128, rel=1e-2)
     assert d.a.u_systematic == pytest.approx(0.02 * d.a.value, rel=0.02)
-    assert "Batches differ in size: joules and seconds are of one sample." in words(found)
+    assert "Batches differ in size: joules, seconds and EDP (J s) are of one sample." in words(found)
     assert "J/sample" in {cells["figure"] for cells in comparison_table(found, "a", "b").records()}
+
+
+def test_batches_of_different_size_lead_with_joules_and_edp_of_a_sample(of):
+    found = compare(samples(of["a", 64]), samples(of["b", 128]))
+    assert [(d.key[0], d.figure) for d in found.rows[:3]] == [
+        ("total", "j_per_sample"), ("total", "edp_per_sample_js"), ("total", "s_per_sample"),
+    ]  # fmt: skip
+    joules, edp, seconds = found.rows[:3]
+    assert edp.b.value == pytest.approx(joules.b.value * seconds.b.value, rel=1e-3)
+    assert edp.a.u_systematic == pytest.approx(joules.a.u_systematic * seconds.a.value, rel=1e-3)
+    assert edp.is_same_sensor
+    # The gain is shared: it counts for the difference alone.
+    assert 1.9 * 0.02 * abs(edp.change) < edp.u95 < 4 * 0.02 * abs(edp.change)
+
+
+def test_of_several_sides_each_is_compared_with_the_first(of):
+    a, b, c = (samples(of[key]) for key in (("a", 64), ("b", 64), ("b", 128)))
+    found = compare(a, b, (), c)
+    assert found.settings == (("batch_size", 64, 64, 128),)
+    alone = compare(a, c)
+    of_c = {(d.key, d.figure): d for d in found.rows if d.other == 2}
+    assert {(d.key, d.figure) for d in alone.rows} == set(of_c)
+    for d in alone.rows:
+        both = of_c[d.key, d.figure]
+        assert (both.change, both.u95) == (d.change, d.u95)
+        assert both.p >= d.p  # corrected over the rows of both
+    table = comparison_table(found, "a", "b", "c")
+    assert table.title == "A = a, B = b, C = c"
+    assert [r["side"] for r in table.records()[:3]] == ["A", "B", "C"]
+    assert [r["verdict"] for r in table.records()[:3]] == ["", "B more", "C less"]
+
+
+def test_a_program_that_is_recorded_as_a_whole_has_no_batches(tmp_path):
+    a, b = (one_run(tmp_path / f"{n}.h5", batches=(None,), iterations=1) for n in "ab")
+    found = compare(read_samples([a]), read_samples([b]))
+    assert {d.heading for d in found.rows if d.key[1] == "training"} <= {"J", "s"}
 
 
 @pytest.mark.parametrize("runs", [3, 1])

@@ -101,6 +101,21 @@ def test_lightnings_order_of_events(lightning, meter):
     assert not optimizer._optimizer_step_pre_hooks
 
 
+def attributes_of(meter, name):
+    return [dict(key[1]) for key in meter.tape.kinds if key[0] == name]
+
+
+def test_an_evaluation_is_in_the_group_of_its_model(lightning, meter):
+    """No iteration is around it that would say which model it evaluates."""
+    callback, trainer, model = lightning
+    callback.setup(trainer, model, "fit")
+    callback.on_train_start(trainer, model)
+    callback.on_validation_batch_start(trainer, model, 1, 0)
+    callback.on_validation_batch_end(trainer, model, None, 1, 0)
+    callback.on_train_end(trainer, model)
+    assert attributes_of(meter, "evaluation") == attributes_of(meter, "update") == [{"model_by_class": "Linear-8"}]
+
+
 def results(meter):
     return [{n: float(v) for n, v in values.items()} for name, values in meter.tape.events if name == "result"]
 
@@ -203,6 +218,21 @@ def test_trainers_order_of_events(transformers, meter):
     assert type(loader) is Loader
     assert list(loader) == [1, 2, 3]
     assert not model._forward_hooks
+
+
+@pytest.mark.parametrize(("found", "stated", "expected"), [(None, {}, 16), (8, {}, 8), (None, {"batch_size": 4}, 4)])
+def test_the_batch_size_is_that_of_the_trainers_arguments(stand_in, meter, found, stated, expected):
+    """Unless the search for one that fits the memory has found another, or the user states it."""
+    stand_in("transformers", "TrainerCallback", "powerd_client.callbacks.transformers")
+    from powerd_client.callbacks.transformers import PowerdCallback
+
+    callback, model, loader = PowerdCallback(meter, **stated), nn.Linear(3, 2), Loader()
+    arguments, state = types.SimpleNamespace(train_batch_size=16), types.SimpleNamespace(train_batch_size=found)
+    callback.on_train_begin(arguments, state, None, model=model, train_dataloader=loader)
+    list(loader)
+    callback.on_train_end(None, None, None)
+    for name in ("data", "forward"):
+        assert [own["batch_size"] for own in attributes_of(meter, name)] == [expected]
 
 
 def test_a_trainers_evaluation_is_a_result(transformers, meter):

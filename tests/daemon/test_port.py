@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from powerd_core.errors import SensorError
-from powerd_daemon.sources.port import LineReader, SerialPort, open_port
+from powerd_daemon.sources.port import LineReader, SerialPort, missing, open_port
 
 
 @given(st.lists(st.binary(max_size=20)), st.integers(0, 3))
@@ -79,3 +79,24 @@ class TestSerialPort:
         with pytest.raises(SensorError):
             port.read(10_000_000)
         port.close()
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        ("/dev/ttyACM*", "name one that is here, without *: {dev}/ttyACM1"),
+        ("/dev/ttyACM0", "here is {dev}/ttyACM1, {dev}/ttyUSB0"),
+        ("/dev/usbtmc0", "no such device is here: is it plugged in and switched on?"),
+    ],
+)
+def test_a_port_that_is_not_there_names_those_that_are(tmp_path, asked, expected):
+    for name in ("ttyUSB0", "ttyACM1", "tty0"):
+        (tmp_path / name).touch()
+    path = asked.replace("/dev", str(tmp_path))
+    assert missing(path, tmp_path).startswith(expected.format(dev=tmp_path))
+
+
+def test_opening_a_port_that_is_not_there_says_so():
+    pytest.importorskip("serial")
+    with pytest.raises(SensorError, match=r"/dev/ttyACM\* is not there: (no such|name one)"):
+        open_port("/dev/ttyACM*", 115200)

@@ -35,6 +35,9 @@ class Tape:
     def note(self, text, level="warning"):
         self.notes.append(text)
 
+    def event(self, name, values, t_ns=None):
+        self.events.append((name, dict(values)))
+
     def crowded(self):
         return []
 

@@ -15,7 +15,7 @@ COMMANDS = {
         "trace": ("plots:trace", "Put power and phases into a torch.profiler trace."),
     },
     "Compare": {
-        "compare": ("tables:compare", "Say what differs between two runs by more than chance."),
+        "compare": ("tables:compare", "Say what differs between runs by more than chance."),
         "index": ("tables:index", "Write a Parquet index of a campaign of runs."),
         "query": ("tables:query", "Ask an index in SQL, without opening a run file."),
         "totals": ("tables:totals", "Sum published tables of phases into whole trainings."),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from powerd_analytics.energy.reasons import sensor
 from powerd_analytics.results import joules_text, run_totals
 from powerd_analytics.runs.ranks import describe_ranks
 from powerd_analytics.runs.run import Progress, Run, no_progress
+from powerd_analytics.settings import settings_of
 from powerd_analytics.signals import good_readings_of, load_together, plain_j
 from powerd_analytics.table import RunRow
 from powerd_analytics.text import seconds
@@ -36,12 +38,13 @@ def run_document(run: Run, device: str | None = None, *, progress: Progress = no
     for kind, n in zip(p.classes, np.bincount(p.label, minlength=len(p.classes)).tolist(), strict=True):
         phases[kind.name] = phases.get(kind.name, 0) + n
     wholes = run_totals(run, progress=progress)
-    devices = []
+    devices, settings = [], settings_of(run)
     for i, name in enumerate(names):
-        described = run.device(name)
+        described, driver = run.device(name), settings.driver(name)
         signals = load_together(run, (*described.feeds, *run.compared(name)), _share_of(progress, i, len(names)))
         devices.append(
             {"device": described.name, "description": described.description}
+            | {"driver": asdict(driver), "driver_text": driver.text()}
             | _lines(run, signals, set(described.feeds))
             | {"auxiliary": [_auxiliary(run, line) for line in run.auxiliary(name)]}
             | {"totals": [_total(row) for row in wholes if row.device == described.name]}
@@ -183,6 +186,8 @@ def describe_run(document: Document) -> Iterator[str]:
     yield from (f"  {line}" for line in d["ranks"])
     for device in d["devices"]:
         yield f"device {device['device']}{': ' * bool(device['description'])}{device['description']}"
+        if device["driver_text"]:
+            yield f"  {device['driver_text']}"
         yield from _describe_lines(device, str(d["run"]))
         yield from map(_describe_auxiliary, device["auxiliary"])
     for clock in d["clocks"]:

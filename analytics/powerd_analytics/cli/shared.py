@@ -233,6 +233,7 @@ def tables_text(tables: Sequence[Table], format: str, output: Path | None, width
         "json": lambda: export.to_json(tables[0]),
         "markdown": lambda: export.to_markdown(tables),
         "latex": lambda: export.to_latex(tables),
+        "paper": lambda: export.to_paper(tables),
     }
     return formats[format]()
 

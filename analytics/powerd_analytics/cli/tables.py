@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from powerd_analytics.layouts import Choice
 
 TableFormat = Literal["text", "csv", "json", "markdown", "latex", "parquet"]
+Form = TableFormat | Literal["paper"]
 Which = Literal["time", "energy", "totals", "accuracy", "efficiency", "gain", "ranks", "cards", "records", "iterations"]
 _FOR_PROGRAMS = ("csv", "json", "parquet")
 
@@ -31,6 +33,12 @@ _FOR_PROGRAMS = ("csv", "json", "parquet")
 def tables(
     *runs: Annotated[Path, Parameter(help="Run files, and directories and indexes of them.")],
     format: Annotated[TableFormat, Parameter(help="How to print it.")] = "text",
+    paper: Annotated[
+        bool,
+        Parameter(
+            negative="", help="LaTeX for a paper: common settings in the caption, figures with their U95, notes once."
+        ),
+    ] = False,
     output: shared.Output = None,
     device: shared.Device = None,
     wide: Annotated[bool, Parameter(negative="", help="All columns, wider than most terminals; one run.")] = False,
@@ -99,7 +107,7 @@ def tables(
 
       joules tables runs/ --to top1=0.98
 
-      joules tables runs/ --format latex -o tables.tex
+      joules tables runs/ --paper -o tables.tex
 
       joules tables run.h5 --table iterations --format csv -o iterations.csv
 
@@ -115,7 +123,9 @@ def tables(
         )
         _print_iterations(runs[0], format, output, device, calibration, overwrite=overwrite)
         return
-    asked = any((table, where, pivot, averages, ignore, gain, to, weights, job, into))
+    _refuse(f"--paper is a form of LaTeX: leave --format {format} out", paper and format not in ("text", "latex"))
+    form: Form = "paper" if paper else format
+    asked = any((table, where, pivot, averages, ignore, gain, to, weights, job, into, paper))
     _refuse(
         "--card-spread and --mix are for --table cards: choose that",
         bool((card_spread is not None or mix) and "cards" not in (table or ())),
@@ -138,7 +148,7 @@ def tables(
             costs.factors(), tuple(ignore or ()), None if to is None else Target.parse(to),
             None if weights is None else parse_weights(weights), Cards(card_spread, parse_mixes(mix or [])),
         )  # fmt: skip
-        _print_runs(runs, choice, format, output, device, calibration, into, is_one_job=job, overwrite=overwrite)
+        _print_runs(runs, choice, form, output, device, calibration, into, is_one_job=job, overwrite=overwrite)
         return
     shared.refuse_existing(output, overwrite, runs)
     with LateProgress() as progress:
@@ -161,7 +171,7 @@ def tables(
 
 
 def _print_runs(
-    runs: Sequence[Path], choice: Choice, format: TableFormat, output: Path | None, device: str | None,
+    runs: Sequence[Path], choice: Choice, format: Form, output: Path | None, device: str | None,
     calibration: Path | None, into: Path | None, *, is_one_job: bool, overwrite: bool,
 ) -> None:  # fmt: skip
     from powerd_analytics.export import write_parquet, write_tables
@@ -227,7 +237,7 @@ def _refuse(text: str, is_wrong: bool) -> None:
 def compare(
     a: Annotated[Path, Parameter(help="A run file, or a directory or an index of them.")],
     b: Annotated[Path, Parameter(help="What to compare it with: the same.")],
-    *,
+    *others: Annotated[Path, Parameter(help="More of them; each is compared with the first.")],
     format: Annotated[Literal["text", "csv", "json", "markdown", "latex"], Parameter(help="How to print it.")] = "text",
     output: shared.Output = None,
     device: shared.Device = None,
@@ -237,10 +247,11 @@ def compare(
     ] = None,
     overwrite: shared.Overwrite = False,
 ) -> None:
-    """Say what differs between two runs by more than chance.
+    """Say what differs between runs by more than chance.
 
-    That is joules and seconds a batch, of two runs or two campaigns of them; a
-    sample, where batches differ in size.
+    That is joules and seconds a batch, of two runs or two campaigns of them; of a
+    sample, with the energy-delay product, where batches differ in size. Of more
+    than two, each is compared with the first.
 
     Run files are opened also where an index names them: what tells chance from a
     difference are the single phases and whose sensors measured them, and an index
@@ -252,20 +263,31 @@ def compare(
 
       joules compare runs/260W runs/140W --format markdown -o caps.md
 
+      joules compare runs/32 runs/64 runs/128
+
       joules compare runs/sgd runs/adam --ignore batch_size
     """
     from powerd_analytics import compare as comparing
     from powerd_analytics.index import run_files
 
-    shared.refuse_existing(output, overwrite, (a, b))
-    files = [run_files([side]) for side in (a, b)]
-    paths = [{path.resolve() for path in of_side} for of_side in files]
-    if both := paths[0] & paths[1]:
-        raise AnalysisError(f"{min(both)} is on both sides: a run cannot be compared with itself")
+    sides = (a, b, *others)
+    if len(sides) > len(comparing.LETTERS):
+        raise ConfigError(f"{len(sides)} sides: at most {len(comparing.LETTERS)} can be compared")
+    shared.refuse_existing(output, overwrite, sides)
+    files = [run_files([side]) for side in sides]
+    side_of: dict[Path, Path] = {}
+    for side, of_side in zip(sides, files, strict=True):
+        for path in {path.resolve() for path in of_side}:
+            if path in side_of:
+                raise AnalysisError(f"{path} is on both sides: a run cannot be compared with itself")
+            side_of[path] = side
     with LateProgress() as progress:
-        of_a = comparing.read_samples(files[0], device, progress=progress.part(0.0, 0.5))
-        of_b = comparing.read_samples(files[1], device, progress=progress.part(0.5, 1.0))
-        table = comparing.comparison_table(comparing.compare(of_a, of_b, ignore or ()), str(a), str(b))
+        samples = [
+            comparing.read_samples(paths, device, progress=progress.part(k / len(sides), (k + 1) / len(sides)))
+            for k, paths in enumerate(files)
+        ]
+        comparison = comparing.compare(samples[0], samples[1], ignore or (), *samples[2:])
+        table = comparing.comparison_table(comparison, *map(str, sides))
     shared.put_out(shared.tables_text([table], format, output), output, overwrite)
 
 
@@ -380,7 +402,7 @@ def query(
     if format in ("text", "markdown"):
         # A column without any value would be left out: what was asked for is shown.
         empty = [name for k, name in enumerate(table.names) if all(row[k] is None for row in table.rows)]
-        columns = [Column(c.name) if c.name in empty else c for c in table.columns]
+        columns = [Column(c.name) if c.name in empty else replace(c, is_setting=False) for c in table.columns]
         table = make_table("query", "", columns, [row | dict.fromkeys(empty, "NULL") for row in table.records()])
     text = shared.tables_text([table], format, output)
     if format == "text":  # its first line is for a title
@@ -459,7 +481,7 @@ def layers(
       joules layers run.h5 --operations resnet50 --plot roofline.png
     """
     from powerd_analytics.export import to_json_text
-    from powerd_analytics.layers import layer_energies, layer_table
+    from powerd_analytics.layers import described_layers, layer_energies, layer_table
     from powerd_analytics.operations.counts import CONVENTIONS, read_count
     from powerd_analytics.operations.model import count_named
     from powerd_analytics.runs.run import read_run
@@ -480,7 +502,8 @@ def layers(
         opened = read_run(run, progress=progress.part(0.0, 0.3))
         with shared.naming(run):
             of_run = phase_table(opened, device, progress=progress.part(0.3, 0.9))
-            rows = layer_energies(of_run, count_of, batch_size=batch, model=model)
+            known = described_layers(opened.events)
+            rows = layer_energies(of_run, count_of, batch_size=batch, model=model, described=known)
         if plot is not None:
             from powerd_analytics.plots import draw_roofline, save
 

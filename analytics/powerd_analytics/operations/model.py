@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from powerd_analytics.operations.counts import OperationCount
-from powerd_analytics.operations.paper import PaperHook, has_equation
+from powerd_analytics.operations.paper import PaperHook
+from powerd_client.layer_operations import has_equation
 from powerd_client.log import install_hint
 from powerd_core.errors import AnalysisError, ConfigError
 

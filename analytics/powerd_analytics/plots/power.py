@@ -214,7 +214,11 @@ def _draw_trace(
             means = [np.interp(t_ns, at, own) for at, _, own, _ in map(of_line, good)]
             greys = colormaps["Greys"](np.linspace(0.2, 0.7, len(good)))
             names = [shown(s.line.name) for s in good]
-            axes.stackplot(x(t_ns), means, labels=names, colors=greys, alpha=0.75, ec="white", lw=0.3, rasterized=True)
+            # Near by, the phases behind are what is looked at: the lines are faint, and their sum is the curve.
+            alpha, edge = (0.75, 0.3) if is_whole else (0.3, 0.0)
+            axes.stackplot(
+                x(t_ns), means, labels=names, colors=greys, alpha=alpha, ec="white", lw=edge, rasterized=True
+            )
         if low is not high:
             axes.fill_between(
                 x(t_ns), low, high, color="#4477AA", alpha=0.45, lw=0, label="least to greatest", rasterized=True
@@ -260,15 +264,28 @@ def _shade(axes: Axes, run: Run, window: tuple[int, int], x: Any, of_phases: Map
             axes.broken_barh(spans, (0, 1), facecolor=colour, alpha=0.25, lw=0, transform=across)
             axes.broken_barh(spans, (0.95, 0.05), facecolor=colour, lw=0, transform=across, zorder=3)
         return
-    outer = np.flatnonzero(in_window & (p.depth == 0))
-    for n, i in enumerate(outer if len(outer) <= 40 else ()):
-        begin, end = x(p.begin_ns[i]), x(p.end_ns[i])
+    for n, (begin_ns, end_ns, name) in enumerate(_outer_spans(p, in_window)[:_MOST_SPANS]):
+        begin, end = x(begin_ns), x(end_ns)
         axes.axvspan(begin, end, 0.95, 1, color="#000000", alpha=0.15 + 0.12 * (n % 2), lw=0)
-        if p.end_ns[i] - p.begin_ns[i] >= 0.06 * (window[1] - window[0]):  # else too narrow for its name
-            kind = p.classes[p.label[i]]
-            name = shown(group_text(dict(kind.group), kind.name))
-            axes.annotate(name, ((begin + end) / 2, 0.93), xycoords=("data", "axes fraction"), ha="center", va="top",
-                          fontsize=7.5, color="#333333", bbox=_BOX)  # fmt: skip
+        if end_ns - begin_ns >= 0.06 * (window[1] - window[0]):  # else too narrow for its name
+            axes.annotate(shown(name), ((begin + end) / 2, 0.93), xycoords=("data", "axes fraction"), ha="center",
+                          va="top", fontsize=7.5, color="#333333", bbox=_BOX)  # fmt: skip
+
+
+_MOST_SPANS = 40
+
+
+def _outer_spans(p: Phases, in_window: NDArray[np.bool_]) -> list[tuple[int, int, str]]:
+    """Begin, end and name of the outermost phases; those of one group that follow each other, such as the iterations
+    of a model that is watched, are one."""
+    spans: list[tuple[int, int, str]] = []
+    for i in np.flatnonzero(in_window & (p.depth == 0)).tolist():
+        kind = p.classes[int(p.label[i])]
+        name = group_text(dict(kind.group), kind.name)
+        begin_ns, end_ns = int(p.begin_ns[i]), int(p.end_ns[i])
+        is_next = spans and spans[-1][2] == name and kind.group and begin_ns >= spans[-1][1]
+        spans[-1:] = [(spans[-1][0], end_ns, name)] if is_next else [*spans[-1:], (begin_ns, end_ns, name)]
+    return spans
 
 
 # ---- joules ------------------------------------------------------------------------------------------------------

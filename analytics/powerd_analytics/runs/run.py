@@ -30,8 +30,19 @@ from powerd_analytics.runs.in_force import (
     without_repeats,
 )
 from powerd_analytics.runs.nesting import nested
-from powerd_analytics.runs.phases import Phases, dropped_attributes, parted, pieces, read_phases
+from powerd_analytics.runs.phases import (
+    LAYER,
+    OPERATIONS,
+    PhaseClass,
+    Phases,
+    dropped_attributes,
+    is_number_cell,
+    parted,
+    pieces,
+    read_phases,
+)
 from powerd_client.board_times import check_times
+from powerd_client.layer_operations import WATCHED_MODEL
 from powerd_client.ownership import read_small
 from powerd_client.phase import RESULT
 from powerd_client.recording import CAMPAIGN
@@ -246,7 +257,7 @@ def read_run(path: str | Path, *, progress: Progress = no_progress) -> Run:
         clocks = {name: _clock(group) for name, group in file["clocks"].items()}
         processes = tuple(read_objects(file["processes"])) if "processes" in file else ()
         events = _events(file["events"], processes) if "events" in file else ()
-        phases = nested(read_phases(file["phases"]))
+        phases = with_operations(nested(read_phases(file["phases"])), events)
         enforced = _timeline(_steps(file["lines"], lines.values(), clocks), events, phases)
         dropped = dropped_attributes(file["phases"])
         notes = [{"t_ns": attributes["t_start_ns"], "level": "warning", "text": text} for text in dropped]
@@ -377,6 +388,29 @@ def _limits(reader: LineReader, line: RunLine) -> tuple[Ints, NDArray[np.float64
         each.append(without_repeats(read.t_ns[is_good], watts[is_good]))
     t_ns, limits = (np.concatenate(columns) for columns in zip(*each, strict=True)) if each else ([], [])
     return np.asarray(t_ns, np.int64), np.asarray(limits, np.float64)
+
+
+def with_operations(phases: Phases, events: Sequence[Event]) -> Phases:
+    """The phases of watched models with the operations that their first pass showed, where they state none."""
+    counts: dict[str, set[float]] = {}
+    for event in events:
+        count = event.values.get(OPERATIONS) if event.name == WATCHED_MODEL else None
+        if is_number_cell(count) and count > 0:
+            counts.setdefault(str(event.values.get("model")), set()).add(float(count))
+    known = {model: own.pop() for model, own in counts.items() if len(own) == 1}
+    models = {str(kind.attributes["model"]) for kind in phases.classes if "model" in kind.attributes}
+    if len(known) == len(counts) == len(models) == 1:  # one model, which the phases around may call otherwise
+        known = dict.fromkeys(models, *known.values())
+    stating = {str(kind.attributes.get("model")) for kind in phases.classes if OPERATIONS in kind.attributes}
+    found = {model: count for model, count in known.items() if model in models - stating}
+    if not found:
+        return phases
+
+    def told(kind: PhaseClass) -> PhaseClass:
+        count = None if LAYER in kind.attributes else found.get(str(kind.attributes.get("model")))
+        return kind if count is None else replace(kind, attributes={**kind.attributes, OPERATIONS: count})
+
+    return replace(phases, classes=tuple(map(told, phases.classes)))
 
 
 def _events(group: h5py.Group, processes: Sequence[Mapping[str, Any]]) -> tuple[Event, ...]:

@@ -12,8 +12,9 @@ except ImportError:
     import pytorch_lightning as pl  # type: ignore[import-not-found]
 
 from powerd_client.meter import Meter
+from powerd_client.pairing import MODEL_BY_CLASS
 from powerd_client.phase import Attribute, PhaseCodes
-from powerd_client.torch_hooks import TorchMarks, Watch, watch, watch_networks
+from powerd_client.torch_hooks import TorchMarks, Watch, class_and_size, watch, watch_networks
 
 _FETCH = ".train_dataloader_next"
 """How Lightning names, to its profilers, the wait for the next batch."""
@@ -92,10 +93,10 @@ class PowerdCallback(pl.Callback):  # type: ignore[misc]
         if self._watch is not None:
             self._watch.remove()
 
-    def _begin(self, name: str) -> None:
+    def _begin(self, name: str, **attributes: Attribute) -> None:
         if self._marks is not None:
             self._close()
-            self._open = self._marks.codes(name, self._options["attributes"])
+            self._open = self._marks.codes(name, self._options["attributes"] | attributes)
             self._marks.begin(self._open)
 
     def _close(self, *, failed: bool = False) -> None:
@@ -113,8 +114,10 @@ class PowerdCallback(pl.Callback):  # type: ignore[misc]
 
     on_before_backward = on_before_zero_grad
 
-    def on_validation_batch_start(self, *_: Any, **__: Any) -> None:
-        self._begin("evaluation")
+    def on_validation_batch_start(self, trainer: Any, pl_module: Any, *_: Any, **__: Any) -> None:
+        """Lightning's hook. No step is around an evaluation whose model would be its own: it says that itself."""
+        is_named = "model" in self._options["attributes"]
+        self._begin("evaluation", **({} if is_named else {MODEL_BY_CLASS: class_and_size(pl_module)}))
 
     on_test_batch_start = on_predict_batch_start = on_validation_batch_start
 

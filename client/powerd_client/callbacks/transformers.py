@@ -22,8 +22,8 @@ class PowerdCallback(TrainerCallback):  # type: ignore[misc]
     A Trainer has no event for forward and backward: they are marked by PyTorch's hooks, as with `Meter.watch`, on the
     model without its wrapper (a Trainer does not show that to callbacks, so DDP's communication is not marked). It
     fetches the batches of all accumulated steps before the first of them. The metrics of each evaluation become a
-    `Meter.result` under their names without ``eval_``. ``layers`` and ``attributes`` are as for
-    `Meter.watch`.
+    `Meter.result` under their names without ``eval_``. ``layers`` and ``attributes`` are as for `Meter.watch`;
+    without ``batch_size`` it is that of the Trainer's arguments.
     """
 
     def __init__(self, meter: Meter, *, layers: bool = False, **attributes: Attribute) -> None:
@@ -34,6 +34,9 @@ class PowerdCallback(TrainerCallback):  # type: ignore[misc]
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.on_train_end()
+        # The Trainer's own search for a batch size that fits the memory leaves what it found in its state.
+        batch_size = getattr(state, "train_batch_size", None) or getattr(args, "train_batch_size", None)
+        attributes = ({"batch_size": batch_size} if isinstance(batch_size, int) else {}) | self._attributes
         marks = self._meter._marks_of_torch()
         optimizers = [kwargs["optimizer"]] if kwargs.get("optimizer") is not None else []
         self._watch = watch(
@@ -42,14 +45,14 @@ class PowerdCallback(TrainerCallback):  # type: ignore[misc]
             *optimizers,
             layers=self._layers,
             communication=False,
-            attributes=self._attributes,
+            attributes=attributes,
         )
         loader = kwargs.get("train_dataloader")
         if loader is None or marks is None:
             return
         # A Trainer keeps its loader to itself, and ``iter`` looks at the type: the loader becomes one of a subclass.
         # Accelerate's loaders say that they are of another class than they are: theirs is a property.
-        kind, meter, attributes = type(loader), self._meter, self._attributes
+        kind, meter = type(loader), self._meter
         become = object.__dict__["__class__"].__set__
 
         def marked(self: Any) -> Iterator[Any]:

@@ -345,6 +345,7 @@ def serve(url: str, listen: str, directory: Path) -> int:
     if not host or not port.isdigit():
         raise ConfigError(f"--listen {listen}: write HOST:PORT")
     try:
+        directory.mkdir(parents=True, exist_ok=True)
         os.chdir(directory)
         service = Service((host.strip("[]"), int(port)), url)
     except (OSError, OverflowError) as error:

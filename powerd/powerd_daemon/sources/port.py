@@ -9,6 +9,8 @@ import errno
 import os
 from collections.abc import Callable
 from contextlib import suppress
+from difflib import get_close_matches
+from pathlib import Path
 from typing import Any, Protocol
 
 from powerd_core.errors import SensorError
@@ -17,10 +19,21 @@ WRITE_TIMEOUT_S = 0.5
 CHUNK = 1 << 16
 BITS_PER_CHARACTER = 10
 USB_ANSWER_BYTES = 4096
+SERIAL_PORTS, USBTMC_FILES = ("serial/by-id/*", "ttyACM[0-9]*", "ttyUSB[0-9]*"), ("usbtmc[0-9]*",)
 _REMEDIES = {
-    errno.ENOENT: "is it plugged in? (`ls /dev/serial/by-id` lists what is)",
     errno.EACCES: "add this user to the group dialout (sudo usermod -aG dialout $USER) and log in again",
 }
+
+
+def missing(path: str, dev: Path = Path("/dev")) -> str:
+    """What to do about a port that is not there: which ones are, the most alike first."""
+    patterns = USBTMC_FILES if is_usbtmc(path) else SERIAL_PORTS
+    here = [str(port) for pattern in patterns for port in sorted(dev.glob(pattern))]
+    if not here:
+        return "no such device is here: is it plugged in and switched on?"
+    alike = get_close_matches(path, here, 1, 0.5)
+    names = ", ".join([*alike, *(name for name in here if name not in alike)][:4])
+    return f"name one that is here, without *: {names}" if "*" in path else f"here is {names}"
 
 
 class Port(Protocol):
@@ -63,6 +76,8 @@ class SerialPort:
         try:
             self._port: Any = serial.Serial(path, baud, timeout=0, write_timeout=WRITE_TIMEOUT_S, exclusive=True)
         except (serial.SerialException, OSError, ValueError) as error:
+            if not os.path.exists(path):
+                raise SensorError(f"{path} is not there: {missing(path)}") from error
             remedy = _REMEDIES.get(getattr(error, "errno", None) or 0, "is another program using it?")
             raise SensorError(f"{path} cannot be opened: {error}: {remedy}") from error
 
@@ -101,6 +116,8 @@ class UsbtmcFile:
         try:
             self._file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         except OSError as error:
+            if error.errno == errno.ENOENT:
+                raise SensorError(f"{path} is not there: {missing(path)}") from error
             remedy = (
                 "docs/reference/sources.md has a udev rule"
                 if error.errno == errno.EACCES

@@ -9,7 +9,7 @@ from make_run import MS, LineSpec, PhaseSpec, S, make_run, training
 from powerd_analytics import phase_table, read_run
 from powerd_analytics.colours import REST, phase_colour
 from powerd_analytics.plots import draw_run
-from powerd_analytics.plots.power import envelope_of_many, phase_colours, zoom_window
+from powerd_analytics.plots.power import _outer_spans, envelope_of_many, phase_colours, zoom_window
 from powerd_core.errors import AnalysisError
 
 pytest.importorskip("matplotlib")
@@ -60,3 +60,21 @@ def test_a_line_without_readings_is_named_beside_others_and_alone_has_no_picture
     assert phase_table(run).phases[0].j_per_batch is None
     with pytest.raises(AnalysisError):
         draw_run(run)
+
+
+def test_iterations_of_a_watched_model_have_one_label(tmp_path):
+    """They are the outermost phases: their label would else stand there once each."""
+    lines = [LineSpec("a", lambda t: np.full(len(t), 100.0))]
+    about = {"model": "Net-1k", "batch_size": 8}
+    phases = [PhaseSpec("iteration", k * 100 * MS, (k + 1) * 100 * MS, about) for k in range(5)]
+    run = read_run(make_run(tmp_path / "w.h5", lines, phases, end_ns=S))
+    spans = _outer_spans(run.phases, np.ones(len(run.phases), bool))
+    assert [(begin, end) for begin, end, _ in spans] == [(0, 500 * MS)]
+
+
+def test_phases_of_two_groups_have_two_labels(tmp_path):
+    lines = [LineSpec("a", lambda t: np.full(len(t), 100.0))]
+    tr = training((64, 128), 3)
+    run = read_run(make_run(tmp_path / "t.h5", lines, list(tr.phases), end_ns=tr.end_ns))
+    spans = _outer_spans(run.phases, np.ones(len(run.phases), bool))
+    assert len(spans) >= 2
