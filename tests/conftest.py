@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -10,11 +11,24 @@ from hypothesis import HealthCheck, settings
 settings.register_profile("powerd", parent=settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("powerd")
 
+# The suite starts hundreds of interpreters. Where no bytecode may be written, each compiles all that it imports.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
 # The result of a recording takes a process of its own: only the tests that are about it want one.
 os.environ["POWERD_QUIET"] = "1"
 
 # A shell's background job ignores Ctrl-C, and so would every process that a test starts and interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+FIRST = ("tests/e2e/", "tests/faults/", "tests/firmware/", "tests/fuzzing/")
+
+
+def pytest_collection_modifyitems(items):
+    """The folders with the longest files come first. `make test` gives whole files to its workers in this order, and a
+    long file that begins last runs alone."""
+    items.sort(key=lambda item: not item.nodeid.startswith(FIRST))
 
 
 @pytest.fixture(autouse=True)

@@ -294,7 +294,7 @@ def frame_from(records: Iterable[Mapping[str, Any]]) -> Frame:
     """A frame of rows by name: every column of `COLUMNS` in order, then those that rows have beside them."""
     rows = list(records)
     names = dict.fromkeys([*COLUMNS, *(name for row in rows for name in row)])
-    return typed(pd.DataFrame({name: pd.Series([row.get(name) for row in rows], dtype=object) for name in names}))
+    return pd.DataFrame({name: _cells(name, [row.get(name) for row in rows]) for name in names})
 
 
 def typed(frame: Frame) -> Frame:
@@ -303,15 +303,28 @@ def typed(frame: Frame) -> Frame:
     columns = {}
     for name in frame.columns:
         values = frame[name]
-        kind: Kind = (COLUMNS | _DERIVED).get(name, Column(name, "number")).kind
-        if values.dtype == object and (name.startswith(ATTRIBUTE) or kind == "text"):
-            cells = [None if _is_missing(v) else v for v in values]
-            columns[name] = _attribute(cells) if name.startswith(ATTRIBUTE) else _texts(cells)
+        kind = _kind_of(name)
+        if values.dtype == object:
+            columns[name] = _cells(name, values.tolist())
         elif name.startswith(ATTRIBUTE) or str(values.dtype) == _DTYPES[kind]:
-            columns[name] = values
+            columns[name] = values.array
         else:
-            columns[name] = values.astype(_DTYPES[kind])
-    return pd.DataFrame({name: values.array for name, values in columns.items()})
+            columns[name] = values.astype(_DTYPES[kind]).array
+    return pd.DataFrame(columns)
+
+
+def _kind_of(name: str) -> Kind:
+    known = COLUMNS.get(name) or _DERIVED.get(name)
+    return known.kind if known else "number"
+
+
+def _cells(name: str, values: Sequence[Any]) -> Any:
+    """The cells of a column as an array of its dtype. By way of a frame of objects it takes longer."""
+    kind = _kind_of(name)
+    if name.startswith(ATTRIBUTE) or kind == "text":
+        cells = [None if _is_missing(v) else v for v in values]
+        return (_attribute(cells) if name.startswith(ATTRIBUTE) else _texts(cells)).array
+    return pd.array(values, dtype=_DTYPES[kind])
 
 
 def _is_missing(value: Any) -> bool:
@@ -376,7 +389,11 @@ def rows_of(frame: Frame) -> list[Record]:
     # Column by column: of a frame with so many types, pandas' own way takes two to three times as long.
     columns: dict[str, list[Cell]] = {}
     for name in frame.columns:
-        cells = frame[name].to_numpy(object, na_value=None).tolist()
+        values = frame[name]
+        if values.dtype == np.float64:
+            cells = [None if isnan(v) else v for v in values.to_numpy().tolist()]
+        else:
+            cells = values.to_numpy(object, na_value=None).tolist()
         is_setting = name == "batch_size" or name.startswith(ATTRIBUTE)
         columns[name] = [int(v) if is_setting and isinstance(v, float) and v.is_integer() else v for v in cells]
     return [dict(zip(columns, cells, strict=True)) for cells in zip(*columns.values(), strict=True)]
@@ -681,6 +698,8 @@ def aggregated(frame: Frame, group: Sequence[int] | NDArray[np.int64], how: Lite
     ids = pd.factorize(np.asarray(group))[0]
     grouped = frame.groupby(ids, sort=True)
     first = frame.iloc[pd.Series(np.arange(len(frame))).groupby(ids).first()].reset_index(drop=True)
+    if len(first) == len(frame):
+        return first
     is_alone = np.asarray(grouped.size() == 1)
     columns = {}
     for name in frame.columns:

@@ -117,6 +117,8 @@ def averaged(frame: Frame, apart: Sequence[str] = (), ignore: Sequence[str] = ()
     if frame.empty:
         return frame
     cells = cells_of(frame, apart, ignore)
+    if len(np.unique(cells)) == len(frame):  # nothing is repeated
+        return with_eds(worked_out(frame.reset_index(drop=True)))
     frame = of_a_batch(frame, _of_unequal_work(frame, cells))
     is_kept, notes = _with_joules(frame, cells)
     frame, cells = frame[is_kept].reset_index(drop=True), cells[is_kept]

@@ -137,7 +137,7 @@ ANYTHING = st.recursive(
 )
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.sampled_from(["batch_size", "gpus", "operations_per_sample", "lr", "model"]), ANYTHING, ANYTHING)
 def test_whatever_an_attribute_is_there_are_joules(tmp_path, name, outer, inner):
     phases = [

@@ -137,7 +137,7 @@ def test_only_new_changed_and_broken_files_are_read(campaign, monkeypatch):
         st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(("a.h5", "b.h5", None))), max_size=3), max_size=3
     )
 )
-@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_an_index_does_not_remember_how_it_came_about(tmp_path_factory, steps):
     folder, made = tmp_path_factory.mktemp("history"), tmp_path_factory.mktemp("sources")
     for name, watts in (("a", 100.0), ("b", 130.0)):

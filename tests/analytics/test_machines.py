@@ -95,7 +95,7 @@ class TestSums:
         assert forward["j_per_batch"] is None
         assert "no joules of gpu0 of 1" in forward["note"]
 
-    @settings(max_examples=25, deadline=None)
+    @settings(max_examples=10, deadline=None)
     @given(
         st.lists(
             st.lists(st.tuples(st.integers(1, 4), st.floats(1.0, 1e5), st.floats(0, 1)), min_size=1, max_size=3),

@@ -31,7 +31,7 @@ def test_what_differs_within_a_cell_is_added_to_the_rows():
     assert "batch_size added" in found.notes[0]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     st.lists(
         st.tuples(

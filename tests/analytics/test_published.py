@@ -394,7 +394,7 @@ def test_a_phase_without_iterations_is_as_long_as_it_was_in_all(tmp_path):
     assert figure_of(total, "time_s").u95 == pytest.approx(1)
 
 
-@settings(max_examples=25)
+@settings(max_examples=10)
 @given(
     kind=st.sampled_from(["phase", "total", "run"]),
     figures=st.tuples(*[st.floats(0.001, 1e6)] * 2),

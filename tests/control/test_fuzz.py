@@ -15,7 +15,7 @@ from powerd_control.leases import Leases, Records, start_ticks
 from powerd_core.lease import UNITS, Request, Wish, read_request, to_line
 from support import file_nvml
 
-MESSAGES = int(os.environ.get("POWERD_FUZZ_MESSAGES", "1500"))
+MESSAGES = int(os.environ.get("POWERD_FUZZ_MESSAGES", "500"))
 RULE = (
     '[[allow]]\nuser = "{user}"\ndevices = ["gpu0"]\nknobs = ["power_cap"]\npower_cap_w = [150, 250]\nmax_ttl_s = 60\n'
 )

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from powerd_analytics.runs.run import read_run
+from powerd_analytics.table import phase_table
 from powerd_client.csv_import import READING_UNITS, SCALES, TIME_UNITS, TIMES_NS, named_unit
 
 START = datetime(2026, 11, 28, 7, 11, 23)
@@ -32,8 +33,7 @@ def imported(capsys, *options):
     """Joules by device, of a file that is imported without a word on the error stream."""
     code, out, err = joules(capsys, "import", "power.csv", "-o", "run.h5", *options)
     assert (code, err) == (0, "")
-    rows = csv.DictReader(io.StringIO(joules(capsys, "tables", "run.h5", "--format", "csv")[1]))
-    return {row["device"]: float(row["energy_j"]) for row in rows if row["kind"] == "run"}, out
+    return {row.device: row.energy_j for row in phase_table(read_run("run.h5")).runs}, out
 
 
 def refused(capsys, *options):

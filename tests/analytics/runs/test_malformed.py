@@ -95,7 +95,7 @@ VALUES = st.sampled_from(
 FIGURES = st.sampled_from([0.0, 1.0, -1.0, 1e-300, 5e-324, 1e12, -1e12, 1e150, 1e300, -1e300]) | st.floats()
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.fixed_dictionaries({"kind": st.just("scaled"), "w_per_code": FIGURES})
     | st.fixed_dictionaries({"kind": st.just("counter"), "j_per_code": FIGURES, "background_w": FIGURES})
