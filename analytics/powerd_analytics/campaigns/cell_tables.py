@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import ceil
 from statistics import fmean, stdev
 from typing import Any
@@ -10,7 +12,7 @@ from typing import Any
 from powerd_analytics.campaigns.design import MODEL, Cell, Design, level_text
 from powerd_analytics.campaigns.groups import CAP
 from powerd_analytics.campaigns.journal import History, Result
-from powerd_analytics.campaigns.results import EPOCH, CellFigures, mean_of, mean_ratio, measured, same_losses
+from powerd_analytics.campaigns.results import EPOCH, TESTBED, CellFigures, mean_of, mean_ratio, measured, same_losses
 from powerd_analytics.export import Cell as TableCell
 from powerd_analytics.export import Column, Table, make_table
 from powerd_analytics.figures import column
@@ -30,7 +32,9 @@ def factor_columns(design: Design) -> list[Column]:
         unit = UNITS.get(KNOB_OF_OPTION.get(name, ""), "1" if is_number else "")
         heading = {"power_cap_w": "cap W", "sm_clock_mhz": "SM MHz", "mem_clock_mhz": "memory MHz"}.get(name, "")
         own = column(name, heading)
-        found.append(Column(name, "number" if is_number else "text", unit, heading=own.heading, missing="–"))
+        found.append(
+            Column(name, "number" if is_number else "text", unit, heading=own.heading, missing="–", is_setting=True)
+        )
     return found
 
 
@@ -276,6 +280,21 @@ def _share(operations: Sequence[float | None], joules: float) -> float | None:
 
 def _settings(levels: Mapping[str, TableCell]) -> tuple[tuple[str, TableCell], ...]:
     return tuple((n, v) for n, v in sorted(levels.items()) if n not in (MODEL, "batch_size", "batch"))
+
+
+def testbed_table(design: Design, history: History, figures: Sequence[CellFigures]) -> Table:
+    """The machines and devices on which the runs were made, as table 1 of Krzywaniak et al."""
+    runs = measured(design, history)
+    headings = {"device_name": "device", "memory_gib": "GiB", "least_power_limit_w": "least W",
+                "default_power_limit_w": "default W", "greatest_power_limit_w": "greatest W"}  # fmt: skip
+    own = [name for name in TESTBED if any(name in m.result.testbed for m in runs)]
+    columns = [replace(column(name, headings.get(name, "")), is_setting=False) for name in own]
+    counts = Counter(tuple(m.result.testbed.get(name) for name in own) for m in runs if m.result.testbed)
+    rows: list[dict[str, TableCell]] = [
+        {**dict(zip(own, values, strict=True)), "runs": count} for values, count in counts.items()
+    ]
+    columns.append(Column("runs", "integer", "1", heading="runs"))
+    return make_table("testbed", f"Test bed of {design.name}", columns, rows)
 
 
 def kernels_table(design: Design, history: History, figures: Sequence[CellFigures]) -> Table:

@@ -27,6 +27,7 @@ from powerd_analytics.export import Cell as TableCell
 from powerd_analytics.export import Column, Table, make_table
 from powerd_analytics.metrics import edp_js
 
+SML = "SML"
 LEAST = {"e": "E", "t": "time", "edp": "EDP", "ed2p": "ED2P", "eds:2": "EDS k=2", "eds:1.5": "EDS k=1.5"}
 _OF_MINIMA = ("e", "edp", "eds:2", "eds:1.5")
 _BATCH = ("batch_size", "batch")
@@ -66,8 +67,9 @@ def minima_table(design: Design, history: History, figures: Sequence[CellFigures
             if (mean := by_id[best.cell.id].ratios.get(metric)) is not None:
                 rows[-1]["gain_pct"] = 100 * (1 - mean.value)
             if metric == "eds:2" and by_id[best.cell.id].ratios:  # the saving minus the loss is twice its gain
-                rows.append(rows[-1] | {"target": "saving - loss", "gain_pct": 2 * float(str(rows[-1]["gain_pct"]))})
+                rows.append(rows[-1] | {"target": SML, "gain_pct": 2 * float(str(rows[-1]["gain_pct"]))})
     notes = ["Δ %: off the reference, block by block", "as good: settings that cannot be told from the least"]
+    notes += [f"{SML}: saving of energy minus loss of time"] if any(row["target"] == SML for row in rows) else []
     return make_table("minima", f"Best settings of {design.name}", columns, rows, notes if rows else ())
 
 
@@ -81,7 +83,8 @@ def _minimum(
     }  # fmt: skip
     if f.ratios:
         row |= {"energy_pct": 100 * (f.ratios["e"].value - 1), "time_pct": 100 * (f.ratios["t"].value - 1)}
-    row["as_good"] = "; ".join(spans(as_good, (*group.cells, *as_good), knob) for knob in knobs)
+    texts = [spans(as_good, (*group.cells, *as_good), knob) for knob in knobs]
+    row["as_good"] = "; ".join(texts).replace(" to ", "–")
     return row
 
 

@@ -45,6 +45,8 @@ class Result:
     """All that forward and backward run: a multiply-add is two."""
     kernels: Mapping[str, Any] = field(default_factory=dict)
     """Of `Meter.record_kernels`: ``digest`` of all names, how many are ``distinct``, and which is the ``first``."""
+    testbed: Mapping[str, Any] = field(default_factory=dict)
+    """The machine and the device, by columns of the frame (`results.TESTBED`)."""
     file: str = ""
     """The run file, below the campaign's folder."""
     file_bytes: int = 0

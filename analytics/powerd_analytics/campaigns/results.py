@@ -32,6 +32,11 @@ EPOCH = "epoch"
 """The result that says when, not how good."""
 WORK_SHARE = 0.005
 """Work that differs by less than this is the same: the last batch of an epoch may be smaller."""
+TESTBED = (
+    "host", "processor", "cores", "memory_gib", "device_name", "driver_version", "least_power_limit_w",
+    "default_power_limit_w", "greatest_power_limit_w",
+)  # fmt: skip
+"""Columns of the frame that say on what a run was made."""
 KERNELS = "kernels"
 """The event of `Meter.record_kernels`."""
 _ROUNDING = 1e-12
@@ -73,6 +78,7 @@ def result_of(file: Path, design: Design) -> Result:
         operations=_operations(first, "operations_per_sample", 2),
         operations_executed=_operations(first, "operations_executed_per_sample", 1),
         kernels=_kernels(run),
+        testbed={name: value for name in TESTBED if (value := first[0].get(name)) is not None},
         file_bytes=file.stat().st_size,
     )
 

@@ -105,7 +105,13 @@ class Simulated:
             operations=2.0 * operations * samples if operations and samples else None,
             operations_executed=executed * samples if executed and samples else None,
             kernels=_kernels(row.get("kernels", ())),
+            testbed=self._testbed(),
         )  # fmt: skip
+
+    def _testbed(self) -> dict[str, Any]:
+        least, default, greatest = self.card.limits_w
+        limits = {"least_power_limit_w": least, "default_power_limit_w": default, "greatest_power_limit_w": greatest}
+        return {"device_name": f"{self.card.name} (simulated)", **limits}
 
     def _row(self, levels: Mapping[str, Any]) -> dict[str, Any]:
         """What the rows of the simulation say of a cell, later rows over earlier ones."""

@@ -11,6 +11,7 @@ from powerd_analytics.campaigns.cell_tables import (
     kernels_table,
     phases_table,
     spread_table,
+    testbed_table,
     trainings_table,
 )
 from powerd_analytics.campaigns.design import Design
@@ -42,6 +43,7 @@ _MAKERS: dict[str, Callable[[Design, History, Sequence[CellFigures]], Table]] = 
     "optimum": optimum_table,
     "efficiency": efficiency_table,
     "kernels": kernels_table,
+    "testbed": testbed_table,
     "spread": spread_table,
     "trainings": trainings_table,
 }

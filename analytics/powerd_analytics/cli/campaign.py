@@ -339,6 +339,7 @@ def table(
                 "optimum",
                 "efficiency",
                 "kernels",
+                "testbed",
                 "spread",
                 "trainings",
             ]
