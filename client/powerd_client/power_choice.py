@@ -32,7 +32,6 @@ PAUSE = 3.0
 """An iteration so many times as long as the median holds something else, as a validation: it is left out."""
 MOST_FAILED = 6
 """Windows that did not count, before the search is given up."""
-_DISHONOURED = (Verdict.OVERRIDDEN, Verdict.CONFOUNDED, Verdict.CLOCK_MISSED)
 _READINGS_S = 5.0
 """How long to wait for the last readings of a window."""
 _OPTION = "power_cap_w"
@@ -167,7 +166,7 @@ class PowerChooser:
         assert self._hold is not None
         count = sum(p.iterations for p in self._pieces)
         time_s = sum(p.end_ns - p.begin_ns for p in self._pieces if p.iterations) / 1e9
-        if self._verdict in _DISHONOURED:
+        if self._verdict.is_violated:
             why = self._hold.problem or "the cap was not honoured"
         self._windows += 1
         values = {

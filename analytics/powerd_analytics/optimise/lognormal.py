@@ -234,7 +234,7 @@ class LognormalPolicy(RememberingPolicy[Memory]):
             batch_size = self.job.batch_sizes[place]
         profile = profile_at(self.memory.profiles, batch_size)
         caps = self._caps_to_profile(batch_size)
-        cap = caps[-1] if profile is None and caps else self._best_cap_w(profile)
+        cap = caps[0] if profile is None and caps else self._best_cap_w(profile)
         trial = self.next_trial(recurrence, Settings(batch_size, cap), caps)
         self.memory.curves.append(Curve(trial.number))
         return trial
@@ -305,12 +305,15 @@ class LognormalPolicy(RememberingPolicy[Memory]):
 
     def observe(self, trial: Trial, observation: Observation) -> Decision:
         batch_size = trial.settings.batch_size
-        if observation.epoch == 0:
-            if observation.profile:
-                self._keep_profile(trial, observation)
-            best_w = self._best_cap_w(profile_at(self.memory.profiles, batch_size))
+        profile = profile_at(self.memory.profiles, batch_size)
+        is_new = profile is None or any(cap not in profile.asked_w for cap in observation.asked_w)
+        if observation.profile and is_new:
+            profile = self._keep_profile(batch_size, observation)
+        if observation.epoch == 0 or (observation.profile and is_new):
+            best_w = self._best_cap_w(profile)
             if best_w is not None and observation.settings.power_cap_w != best_w:
                 return Change(Settings(batch_size, best_w))
+        if observation.epoch == 0:
             return Go()
         curve = next(c for c in self.memory.curves if c.trial == trial.number)
         if observation.metric is not None and self._is_better(observation.metric, curve):
@@ -434,7 +437,8 @@ class LognormalPolicy(RememberingPolicy[Memory]):
 
     def _caps_to_profile(self, batch_size: int) -> tuple[float, ...]:
         """All limits at the first batch size, and at one that has proved itself: costs have more than one minimum. At
-        others those around the best one of the nearest batch size, and then around the best one so far."""
+        others those around the best one of the nearest batch size, and then around the best one so far. What says most
+        comes first: a training may end before all are measured."""
         caps = self.job.power_caps_w
         if not caps:
             return ()
@@ -445,28 +449,29 @@ class LognormalPolicy(RememberingPolicy[Memory]):
             reached = sum(past.is_reached for past in self.memory.past if past.batch_size == batch_size)
             around = caps if reached >= self.parameters.proved else caps[max(place - 1, 0) : place + 2]
             new = [cap for cap in around if cap not in profile.asked_w]
-            return tuple(sorted([*new, best_w])) if new else ()
+            return (*new, best_w) if new else ()
         if not self.memory.profiles:
-            return caps
+            return caps[::-1]
         nearest = min(self.memory.profiles, key=lambda p: abs(math.log2(p.batch_size / batch_size)))
-        place, window = caps.index(nearest.best(self.job).power_cap_w), self.parameters.limit_window
-        return caps[max(place - window, 0) : place + window + 1]
+        best_w, window = nearest.best(self.job).power_cap_w, self.parameters.limit_window
+        place = caps.index(best_w)
+        return (best_w, *caps[max(place - window, 0) : place], *caps[place + 1 : place + window + 1])
 
-    def _keep_profile(self, trial: Trial, observation: Observation) -> None:
-        batch_size = trial.settings.batch_size
+    def _keep_profile(self, batch_size: int, observation: Observation) -> Profile:
+        profile = self._profile_to_add_to(batch_size)
+        profile.add(observation.profile, observation.asked_w)
+        return profile
+
+    def _profile_to_add_to(self, batch_size: int) -> Profile:
         profile = profile_at(self.memory.profiles, batch_size)
         if profile is None:
             profile = Profile(batch_size)
             self.memory.profiles.append(profile)
-        profile.add(observation.profile, trial.profile_caps_w)
+        return profile
 
     def _keep_costs(self, outcome: Outcome) -> None:
         """What an epoch took, where no limit can be set and nothing is profiled: under one limit, whatever it is."""
-        batch_size = outcome.settings.batch_size
-        profile = profile_at(self.memory.profiles, batch_size)
-        if profile is None:
-            profile = Profile(batch_size)
-            self.memory.profiles.append(profile)
+        profile = self._profile_to_add_to(outcome.settings.batch_size)
         profile.add({0.0: EpochCost(outcome.energy_j / outcome.epochs, outcome.time_s / outcome.epochs)}, ())
 
     # -- belief --------------------------------------------------------------------------------------------------------

@@ -137,20 +137,19 @@ class ZeusPolicy(RememberingPolicy[_Memory]):
 
     def observe(self, trial: Trial, observation: Observation) -> Decision:
         batch_size = trial.settings.batch_size
-        if observation.epoch > 0:
-            return Stop()  # the bound that was set at the begin
         profile = profile_at(self.memory.profiles, batch_size)
-        if observation.profile and profile is None:
-            profile = Profile(batch_size)
-            profile.add(observation.profile, trial.profile_caps_w)
-            self.memory.profiles.append(profile)
+        is_new = profile is None
         if profile is None:
-            return Go(self.job.max_epochs)
+            if not observation.profile:
+                return Go() if trial.profile_caps_w else Go(self.job.max_epochs)
+            profile = Profile(batch_size)
+            profile.add(observation.profile, observation.asked_w)
+            self.memory.profiles.append(profile)
         best = self._best_cap(profile)
-        if observation.settings.power_cap_w != best.power_cap_w:
+        if (is_new or observation.epoch == 0) and observation.settings.power_cap_w != best.power_cap_w:
             return Change(Settings(batch_size, best.power_cap_w))
         most = self._most_epochs(profile, best)
-        return Go(most) if most > 0 else Stop()
+        return Go(most) if most > observation.epoch else Stop()
 
     def end(self, trial: Trial, outcome: Outcome) -> None:
         if outcome.ending == "lost":
