@@ -32,7 +32,7 @@ LEARNING = Path(__file__).parents[1] / "examples" / "sim_learning.py"
 sys.path.insert(0, str(LEARNING.parent))
 import sim_learning as training  # noqa: E402
 
-SIZES, CAPS_W = (64, 4, 8, 16, 32), (100, 130, 160, 200, 260)
+SIZES, CAPS_W = (64, 8, 16, 32), (100, 130, 160, 200, 260)
 RATE, TARGET, MOST_EPOCHS = 0.5, 0.94, 60
 LAST = 10
 DEADLINE_S = 120.0
@@ -100,7 +100,8 @@ def killed(folder: Path, number: int, who: str) -> str:
     _, error = process.communicate(timeout=DEADLINE_S)
     wait_for(lambda: not cmdline(child))
     wait_for(lambda: limit_w() == RTX_6000.limits_w[1])
-    return f"recurrence {number}: {who} killed, status {process.returncode}; {error.strip().splitlines()[-1]}"
+    last = (error.splitlines() or ["it had said nothing yet"])[-1]
+    return f"recurrence {number}: {who} killed, status {process.returncode}; {last}"
 
 
 def trainings(pid: int) -> list[int]:

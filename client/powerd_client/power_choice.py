@@ -11,7 +11,7 @@ import contextlib
 import sys
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from statistics import median
 
@@ -60,14 +60,18 @@ class PowerChooser:
         emit: Emit,
         *,
         window_s: float = WINDOW_S,
+        find_range: Callable[[], tuple[list[str], float, float]] | None = None,
+        now: Callable[[], int] = now_ns,
+        worker: Executor | None = None,
     ) -> None:
         """``make_search`` is given the least and the default cap (W), ``make_hold`` the devices. Without
-        ``energy_between`` nothing is recorded, and nothing is chosen."""
+        ``energy_between`` nothing is recorded, and nothing is chosen. ``find_range``, the clock and the worker that
+        works out energies are those of this machine unless given."""
         self._make_search, self._make_hold, self._energy_between = make_search, make_hold, energy_between
         self._emit, self._window_ns = emit, round(window_s * 1e9)
         self._search: CapSearch | None = None
         self._hold: Hold | None = None
-        self._worker: ThreadPoolExecutor | None = None
+        self._find_range, self._now, self._worker = find_range or _range_here, now, worker
         self._devices: list[str] = []
         self._cap_w = 0.0
         self._settled_ns = self._last_ns = 0
@@ -85,11 +89,11 @@ class PowerChooser:
             self._give_up("nothing is recorded")
             return self
         try:
-            self._devices, least_w, default_w = _range_here()
+            self._devices, least_w, default_w = self._find_range()
             self._search = self._make_search(least_w, default_w)
             self._hold = self._make_hold(self._devices).acquire()
-            self._worker = ThreadPoolExecutor(1, thread_name_prefix="powerd-power-choice")
-            self._last_ns = now_ns()
+            self._worker = self._worker or ThreadPoolExecutor(1, thread_name_prefix="powerd-power-choice")
+            self._last_ns = self._now()
             self._set_next()
         except (ControlError, ConfigError, PeerError, WireError) as error:
             self._give_up(str(error))
@@ -111,7 +115,7 @@ class PowerChooser:
         if self._search is None:
             return
         try:
-            self._turn(now_ns())
+            self._turn(self._now())
         except Exception as error:  # noqa: BLE001  (whatever it is: the training goes on)
             self._give_up(f"{type(error).__name__}: {error}")
 
@@ -127,7 +131,7 @@ class PowerChooser:
         elif t_ns < self._settled_ns:
             return
         elif not self._pieces or is_pause:
-            begin_ns = _synchronized_ns()
+            begin_ns = self._synchronized_ns()
             self._pieces.append(_Piece(begin_ns, begin_ns))
         else:
             self._measure(t_ns)
@@ -138,7 +142,7 @@ class PowerChooser:
         length_ns = sum(p.end_ns - p.begin_ns for p in self._pieces)
         if length_ns < self._window_ns or sum(p.iterations for p in self._pieces) < LEAST_ITERATIONS:
             return
-        piece.end_ns = _synchronized_ns()
+        piece.end_ns = self._synchronized_ns()
         assert self._hold is not None
         assert self._worker is not None
         self._verdict = self._hold.verdict
@@ -210,7 +214,7 @@ class PowerChooser:
         if not self._hold.set(**{_OPTION: "default" if cap_w == self._search.default_w else cap_w}):
             return False
         self._cap_w = cap_w
-        self._settled_ns = now_ns() + round(self._hold.settle_s * 1e9)
+        self._settled_ns = self._now() + round(self._hold.settle_s * 1e9)
         return True
 
     def _decide(self, search: CapSearch) -> None:
@@ -226,7 +230,7 @@ class PowerChooser:
             "cost_s": cost_s,
             "iterations": self._iterations.total(),
         }
-        self._emit(POWER_CHOICE, values, now_ns())
+        self._emit(POWER_CHOICE, values, self._now())
         text = f"the default cap of {decision.default_w:g} W is the best"
         if decision.power_cap_w != decision.default_w:
             text = (
@@ -242,7 +246,14 @@ class PowerChooser:
 
     def _say(self, why: str) -> None:
         tell(why)
-        self._emit(POWER_CHOICE, {"decision": None, "why": why}, now_ns())
+        self._emit(POWER_CHOICE, {"decision": None, "why": why}, self._now())
+
+    def _synchronized_ns(self) -> int:
+        """Now, when the GPU has done what it was given: at the edges of a window, so that its iterations are whole."""
+        torch = sys.modules.get("torch")
+        if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+        return self._now()
 
     def _end(self) -> None:
         """Put back what was found."""
@@ -277,11 +288,3 @@ def _range_here() -> tuple[list[str], float, float]:
     if not defaults or len({(r.least, r.default) for r in ranges}) > 1:
         raise ControlError(f"{', '.join(devices)} have no common range of power caps")
     return devices, ranges[0].least, defaults[0]
-
-
-def _synchronized_ns() -> int:
-    """Now, when the GPU has done what it was given: at the edges of a window, so that its iterations are whole."""
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
-        torch.cuda.synchronize()
-    return now_ns()

@@ -30,7 +30,7 @@ from powerd_analytics.optimise.policy import (
     Stop,
     Trial,
 )
-from powerd_analytics.optimise.profiles import Profile, ProfiledCap, profile_at
+from powerd_analytics.optimise.profiles import Profile, ProfiledCap, add_to_profile, profile_at
 
 BETA = 2.0
 """Of the published evaluation."""
@@ -142,9 +142,7 @@ class ZeusPolicy(RememberingPolicy[_Memory]):
         if profile is None:
             if not observation.profile:
                 return Go() if trial.profile_caps_w else Go(self.job.max_epochs)
-            profile = Profile(batch_size)
-            profile.add(observation.profile, observation.asked_w)
-            self.memory.profiles.append(profile)
+            profile = add_to_profile(self.memory.profiles, batch_size, observation.profile, observation.asked_w)
         best = self._best_cap(profile)
         if (is_new or observation.epoch == 0) and observation.settings.power_cap_w != best.power_cap_w:
             return Change(Settings(batch_size, best.power_cap_w))
