@@ -6,11 +6,11 @@ by chance (``--jitter``) and wander slowly (``--wander``), the same for all choo
 
 Zeus is the GlobalPowerLimitOptimizer of the package zeus 0.16 (``--zeus DIR`` says where it is installed; without it
 there are no such rows) with its default windows (10 + 40 iterations a limit, 25 W apart): once choosing by its own
-default cost, eta 0.5, and once by the metric that ours has. It reads the driver's counter of joules. Ours is told the
-same steps, with its default windows and its default settling time; its joules are the integral of the driver's samples,
-20 ms apart, and come a second late. *Excess* is by how much the metric at the cap that was left is above its best at
-any whole watt, by the physics of the card. *Search* is what the iterations of the search took beyond as many at that
-cap.
+default cost, eta 0.5, and once by the metric that ours has. Ours is told the same steps, with its default windows and
+its default settling time. Both read the driver's counter of joules, which is renewed every 0.1 s: Zeus as it stands,
+ours between two renewals in proportion, and a second late. *Excess* is by how much the metric at the cap that was left
+is above its best at any whole watt, by the physics of the card. *Search* is what the iterations of the search took
+beyond as many at that cap.
 
 With ``--killed`` real trainings on a simulated GPU are killed by SIGKILL while they hold a cap: what limit does the
 card have two seconds later?
@@ -41,11 +41,11 @@ from powerd_client.live_energy import Energy
 from powerd_client.power_choice import PowerChooser
 from powerd_core.gpu_physics import NETWORKS, RTX_6000, operate, timed
 from powerd_core.verdict import Verdict
-from powerd_daemon.sources.sim.gpu import SimulatedGpu, SimulatedNode, work_of
+from powerd_daemon.sources.sim.gpu import RENEWAL_S, SimulatedGpu, SimulatedNode, work_of
 from powerd_daemon.sources.sim.nvml_face import NvmlFace, make_module
 
 LEAST_W, DEFAULT_W, _ = RTX_6000.limits_w
-LATE_S = 1.0
+BEGIN_S, LATE_S = 1000.0, 1.0
 WANDER_S = 30.0
 """Correlation time of the slow part of the iterations' length."""
 
@@ -73,12 +73,12 @@ class VirtualTraining:
     """A training on a card of its own, whose clock is the only one."""
 
     def __init__(self, o, network: str, seed: int) -> None:
-        self.gpu = SimulatedGpu(RTX_6000, 0, seed=seed, now_s=1000.0)
+        self.gpu = SimulatedGpu(RTX_6000, 0, seed=seed, now_s=BEGIN_S)
         self.gpu.noise = o.noise
         self._network = timed(NETWORKS[network], o.iteration_s)
         self._random, self._o, self._wander = random.Random(seed), o, 0.0
         self._t: list[float] = []
-        self._w: list[float] = []
+        self._j: list[float] = []
         self.iterate()
 
     @property
@@ -92,19 +92,14 @@ class VirtualTraining:
         self.gpu.submit(work_of(self._network, math.exp(self._wander + gauss(0.0, o.jitter))))
         while not self.gpu.is_idle:
             self.gpu.advance(self.gpu.next_change_s() + 1e-9)
-        if not self._t or self.now_s - self._t[-1] > 1.0:
-            self._take_samples()
-
-    def _take_samples(self) -> None:
-        for t_s, power_w in self.gpu.samples:
-            if not self._t or t_s > self._t[-1] + 1e-6:
-                self._t.append(t_s)
-                self._w.append(power_w)
+        renewed_s = math.floor((self.now_s - BEGIN_S) / RENEWAL_S + 1e-9) * RENEWAL_S + BEGIN_S
+        if not self._t or renewed_s > self._t[-1] + 1e-6:
+            self._t.append(renewed_s)
+            self._j.append(self.gpu.energy_mj / 1e3)
 
     def energy_between(self, begin_ns: int, end_ns: int, wait_s: float) -> list[Energy]:
-        self._take_samples()
         t_ns = np.round(np.array(self._t) * 1e9).astype(np.int64)
-        joules = float(Integral.of_power(t_ns, self._w).between(begin_ns, end_ns))
+        joules = float(Integral.of_energy(t_ns, self._j).between(begin_ns, end_ns))
         return [Energy("", joules, 0.01 * joules, device="gpu0")]
 
 
@@ -142,25 +137,33 @@ class VirtualHold:
     def acquire(self):
         return self
 
-    def set(self, power_cap_w) -> bool:
-        self._gpu.change("limit_w", DEFAULT_W if power_cap_w == "default" else float(power_cap_w))
+    def set(self, power_cap_w=None, sm_clock_mhz=None) -> bool:
+        if power_cap_w is not None:
+            self._gpu.change("limit_w", DEFAULT_W if power_cap_w == "default" else float(power_cap_w))
+        if sm_clock_mhz is not None:
+            self._gpu.change("core_mhz", None if sm_clock_mhz == "default" else (sm_clock_mhz, sm_clock_mhz))
         return True
 
     def release(self) -> None:
-        self.set("default")
+        self.set("default", "default")
 
 
-def ours(o, training: VirtualTraining, metric: str):
-    chooser = PowerChooser(
-        lambda least_w, default_w: CapSearch(least_w, default_w, metric, o.max_slowdown),
+def make_chooser(o, training: VirtualTraining, metric: str, **options) -> PowerChooser:
+    ranges = {"power_cap": (LEAST_W, DEFAULT_W), "sm_clock": (300.0, 2100.0)}
+    return PowerChooser(
+        lambda least, default: CapSearch(least, default, metric, o.max_slowdown),
         lambda _: VirtualHold(training.gpu),
         training.energy_between,
         lambda *_: None,
-        find_range=lambda: (["gpu0"], LEAST_W, DEFAULT_W),
+        find_range=lambda knob: (["gpu0"], *ranges[knob]),
         now=lambda: round(training.now_s * 1e9),
         worker=LateWorker(training),
+        **options,
     )
-    chooser.__enter__()
+
+
+def ours(o, training: VirtualTraining, metric: str):
+    chooser = make_chooser(o, training, metric).__enter__()
 
     def step() -> bool:
         training.iterate()

@@ -95,7 +95,7 @@ def killed(folder: Path, number: int, who: str) -> str:
     process = subprocess.Popen(command(number), cwd=folder, stderr=subprocess.PIPE, text=True)
     wait_for(lambda: trainings(process.pid))
     (child,) = trainings(process.pid)
-    time.sleep(0.1 * number)
+    time.sleep(0.05 * (number % 8))
     os.kill(process.pid if who == "joules" else child, signal.SIGKILL)
     _, error = process.communicate(timeout=DEADLINE_S)
     wait_for(lambda: not cmdline(child))
