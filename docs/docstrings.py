@@ -1,9 +1,13 @@
 """How the site shows docstrings: lists of arguments as lists; columns of records and options of sources as tables."""
 
 import ast
+import json
 import re
+from dataclasses import MISSING, fields
 
 import griffe
+
+from powerd_daemon.config import ServerConfig
 
 ARGUMENT = re.compile(r"^(``[^`]+``(?:, ``[^`]+``)*) {2,}", re.MULTILINE)
 
@@ -28,6 +32,8 @@ class Readable(griffe.Extension):
             attr.value = None
 
     def on_class_members(self, *, cls, **_):
+        if cls.name == "ServerConfig":
+            self.table_of_fields(cls)
         if not cls.name.endswith("Options"):
             return
         rows = ["| option | default | meaning |", "| --- | --- | --- |"]
@@ -37,5 +43,17 @@ class Readable(griffe.Extension):
             if "metadata" in given:
                 default = f"`{ast.unparse(given['default'])}`" if "default" in given else "required"
                 rows.append(f"| `{name}` | {default} | {ast.literal_eval(given['metadata'])['help']} |")
+        cls.docstring = griffe.Docstring("\n".join(rows))
+        cls.members.clear()
+
+    def table_of_fields(self, cls, of=ServerConfig):
+        """The fields of a dataclass, whose docstrings say what they are, with their defaults."""
+        defaults = {f.name: f.default for f in fields(of)}
+        rows = ["| option | default | meaning |", "| --- | --- | --- |"]
+        for name, attribute in cls.attributes.items():
+            if name in defaults and attribute.docstring:
+                default = defaults[name]
+                told = "" if default in (None, "", MISSING) else f"`{json.dumps(default)}`"
+                rows.append(f"| `{name}` | {told} | {' '.join(attribute.docstring.value.split())} |")
         cls.docstring = griffe.Docstring("\n".join(rows))
         cls.members.clear()

@@ -424,6 +424,32 @@ class Meter:
             self._writer.note(f"phases could not be magnified: {failure}")
             tell(f"phases could not be magnified: {failure}")
 
+    def record_kernels(self, step: Callable[[], object], /, iterations: int = 10) -> None:
+        """Put the names of the kernels that a training runs into the run, as an event ``kernels``::
+
+            meter.record_kernels(lambda: train_step(images, labels))
+
+        ``step`` trains one batch. It is called ``iterations`` times, also where nothing is recorded, so that the
+        training is the same. Call it before the iterations that shall be measured: torch's profiler slows these down,
+        and they are marked as nothing. Raises what ``step`` raises, and `ConfigError` for arguments of the wrong type;
+        what else fails is told and stands in the run.
+        """
+        from powerd_client import kernels
+
+        kernels.check_record(step, iterations)
+        if self._writer is None or os.getpid() != self._pid:
+            for _ in range(iterations):
+                step()
+            return
+        marks = self._torch_marks
+        with marks.muted() if marks is not None else nullcontext():
+            values, failure = kernels.profiled(step, iterations)
+        if failure:
+            self._writer.note(f"the kernels could not be recorded: {failure}")
+            tell(f"the kernels could not be recorded: {failure}")
+        else:
+            self.event(kernels.KERNELS, **values)
+
     def close(self) -> None:
         """End the recording and wait until the run file is complete. Further calls and marks do nothing.
 

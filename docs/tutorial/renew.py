@@ -23,9 +23,9 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-PAGES = [HERE / "scripts.md", HERE / "index.md", ROOT / "README.md"]
+PAGES = [HERE / "scripts.md", HERE / "index.md", HERE / "figure.md", ROOT / "README.md"]
 BLOCK = re.compile(r"(<!-- transcript: (\w+) -->\n```console\n)(.*?)(?=^```)", re.DOTALL | re.MULTILINE)
-SCRIPT = re.compile(r"(<!-- script: (\w+\.py) -->\n```python\n).*?(?=^```)", re.DOTALL | re.MULTILINE)
+SCRIPT = re.compile(r"(<!-- script: (\w+\.(?:py|toml)) -->\n```\w+\n).*?(?=^```)", re.DOTALL | re.MULTILINE)
 IN_THE_CHECKOUT = {
     "$ git ": "true ",
     "$ pip ": "true ",
@@ -83,13 +83,13 @@ def transcript(text: str, directory: Path) -> str:
 def set_scene(directory: Path) -> None:
     """Lay the tutorial's scripts where a transcript runs."""
     directory.mkdir(exist_ok=True)
-    for script in HERE.glob("*.py"):
+    for script in (*HERE.glob("*.py"), *HERE.glob("*.toml")):
         shutil.copy(script, directory)
 
 
 def with_scripts(text: str) -> str:
     """A page with the scripts that it shows as they are now."""
-    return SCRIPT.sub(lambda m: m[1] + (HERE / m[2]).read_text(encoding="utf-8").split('"""\n\n', 1)[1], text)
+    return SCRIPT.sub(lambda m: m[1] + (HERE / m[2]).read_text(encoding="utf-8").split('"""\n\n', 1)[-1], text)
 
 
 def renewed(text: str, place: Path) -> str:

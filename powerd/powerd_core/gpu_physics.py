@@ -227,6 +227,14 @@ V100 = Card(
 )
 """Fitted to twelve trainings at seven limits, public traces of Zeus (NSDI 2023): half of the powers and times within
 1.1 %, 2.5 % rms. The clocks are steps of 7.5 MHz, cut."""
+V100_SXM2 = replace(
+    V100,
+    name="Tesla V100-SXM2-16GB",
+    core_mhz=tuple(15 * n // 2 for n in range(18, 205)),
+    limits_w=(150.0, 300.0, 300.0),
+    flops=15.7e12,
+)
+"""The V100 with another range of limits and clocks; its constants are those of the one with PCI Express."""
 P100 = Card(
     name="Tesla P100-PCIE-16GB",
     architecture=4,
@@ -277,6 +285,7 @@ alone, which no helper of ours touches."""
 CARDS: dict[str, Card] = {
     "rtx6000": RTX_6000,
     "v100": V100,
+    "v100-sxm2": V100_SXM2,
     "p100": P100,
     "h100": H100,
     "rtx2080ti": RTX_2080_TI,

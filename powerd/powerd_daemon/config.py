@@ -71,28 +71,30 @@ class ServerConfig:
     """The table ``[server]``, with its endpoints checked and complete."""
 
     listen: str = DEFAULT_LISTEN
-    """Where clients ask: tcp://HOST:PORT (port * takes a free one) or ipc:///PATH."""
+    """Where clients ask: ``tcp://HOST:PORT`` or ``ipc://PATH``. Host * is every address of this machine, port * a free
+    one. A relative path counts from the directory in which powerd starts; a socket's path has at most 107 bytes."""
     data: str = ""
     """Where the readings are sent. Empty for the port after listen's, or its path with '.data'."""
     clock: str = ""
     """Where clocks are compared. Empty for the second port after listen's, or its path with '.clock'."""
     board: str = field(default_factory=socket.gethostname)
-    """Name of this machine in every recording."""
+    """Name of this machine in every recording; without it the host name."""
     ring_mib: float = 64.0
-    """Memory for each stream's latest readings, from which a client that was away catches up."""
+    """Memory in MiB for the latest readings of each stream, from which a client that was away catches up."""
     block_ms: float = 20.0
-    """How often readings are sent on."""
+    """How often readings are sent on, 1 to 1000 ms. Smaller is fresher and costs more."""
     spool: Path | None = None
-    """Directory in which readings are kept too, so that they outlive powerd."""
+    """Directory in which readings are kept too, so that they outlive powerd, a power cut and the ring. It serves one
+    powerd."""
     spool_mib: float = 1024.0
-    """Size at which the spool's oldest readings are deleted."""
+    """Size of the spool, at least 1; beyond it the oldest readings are deleted, earlier lives of powerd first."""
     spool_sync_s: float = 1.0
-    """How much a power cut may take."""
+    """Seconds of readings that a power cut may take, 0.05 to 3600. More often wears an SD card more."""
     keys: str = ""
-    """Directory of keys. Given, they guard every tcp address; otherwise those beyond this machine, with the default
-    directory."""
+    """Directory of keys. Given, they are asked for on every tcp address; otherwise on those beyond this machine, from
+    the default directory."""
     insecure: bool = False
-    """Let anyone who reaches the addresses read, without keys."""
+    """Let anyone who reaches the addresses read, without keys and unencrypted."""
 
     control: str = DEFAULT_SOCKET
     """Socket of the control helper, to which questions of clients with the role control are handed on."""

@@ -504,10 +504,11 @@ def devices(board: Board, report: Report) -> None:
 
 
 def page(board: Board, report: Report) -> None:
-    """The commands of docs/howto/board.md as they stand there, but for `joules`, which is for another machine, and
-    the reboot, which `unit` does. i2c-stub has the sensors; `powerd calibrate` has the simulated card, for there is no
-    load here."""
-    text = (REPOSITORY / "docs/howto/board.md").read_text().replace("\\\n", " ")
+    """The commands of docs/howto/board.md and of its plan as they stand there, but for `joules`, which is for another
+    machine, and the reboot, which `unit` does. i2c-stub has the sensors; `powerd calibrate` has the simulated card, for
+    there is no load here."""
+    pages = (REPOSITORY / "docs" / name for name in ("howto/board.md", "results/board-plan.md"))
+    text = "\n".join(page.read_text() for page in pages).replace("\\\n", " ")
     listed = re.findall(r"^(?:    |\$ )((?:sudo|powerd) .+?)(?:  +# .*)?$", text, re.MULTILINE)
     commands = [c for c in listed if c != "sudo reboot" and not c.endswith("&")]
     board.sh("rm /etc/powerd/powerd.toml; usermod -aG i2c lab; pkill -f '(mcp2221|stub)[.]py'", check=False)

@@ -156,6 +156,14 @@ def test_every_page_is_named_in_another():
     assert not alone
 
 
+def test_the_pages_stay_short():
+    """A newcomer reads the README in minutes; what was measured may take its space."""
+    words = {page: len(page.read_text(encoding="utf-8").split()) for page in PAGES if page.suffix == ".md"}
+    docs = [page for page in words if page.is_relative_to(ROOT / "docs") and "results" not in page.parts]
+    assert words[ROOT / "README.md"] < 900
+    assert sum(words[page] for page in docs) < 32_000
+
+
 def test_pages_that_the_code_names_exist():
     folders = ("powerd", "client", "analytics", "firmware", "examples", "benchmarks", "tests")
     code = [

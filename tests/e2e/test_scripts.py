@@ -26,6 +26,7 @@ renew = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(renew)
 PAGE = (TUTORIAL / "scripts.md").read_text(encoding="utf-8")
 BLOCKS = {name: text for _, name, text in renew.BLOCK.findall(PAGE)}
+FIGURE = (TUTORIAL / "figure.md").read_text(encoding="utf-8")
 MARKS = {name: [pytest.mark.soak] for name in ("watch", "ranks", "killed")}  # other tests do these
 for block, library in renew.NEEDS.items():
     MARKS[block] = [pytest.mark.skipif(importlib.util.find_spec(library) is None, reason=f"needs {library}")]
@@ -50,8 +51,24 @@ def test_a_script_of_the_tutorial_prints_what_the_page_shows_and_its_sums_agree(
     assert all(abs(row.energy_j - row.phases_j - (row.rest_j or 0.0)) <= row.u95_j for row in table.runs)
 
 
-def test_the_scripts_in_the_page_are_the_files():
-    assert renew.with_scripts(PAGE) == PAGE
+@pytest.mark.timeout(600)
+def test_the_way_to_a_figure_can_be_typed_from_the_page(tmp_path):
+    for name, text in re.findall(r"<!-- script: (\S+) -->\n```\w+\n(.*?)^```", FIGURE, re.DOTALL | re.MULTILINE):
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    blocks = [text for _, _, text in renew.BLOCK.findall(FIGURE)]
+    assert sum(line.startswith("$ ") for block in blocks for line in block.splitlines()) == 10
+    for block in blocks:
+        printed = renew.transcript(block, tmp_path)
+        assert shape(printed) == shape(block)
+        assert [line for line in printed.splitlines() if len(line) > 80 and not line.startswith("$ ")] == []
+    assert r"\begin{tabular}" in (tmp_path / "minima.tex").read_text(encoding="utf-8")
+    assert (tmp_path / "cells.csv").read_text(encoding="utf-8").count(",simulated,") == 18
+    assert (tmp_path / "sweep.pdf").read_bytes().startswith(b"%PDF")
+
+
+@pytest.mark.parametrize("page", [PAGE, FIGURE], ids=["scripts", "figure"])
+def test_the_scripts_in_the_page_are_the_files(page):
+    assert renew.with_scripts(page) == page
 
 
 @pytest.fixture(scope="module")

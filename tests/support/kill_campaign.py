@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from powerd_analytics.campaigns.design import design_of
-from powerd_analytics.campaigns.executors import Simulated
 from powerd_analytics.campaigns.journal import NAME, Journal
 from powerd_analytics.campaigns.runner import Blocks, Runner, begin
+from powerd_analytics.campaigns.simulated import Simulated
 
 DESIGN = design_of({
     "campaign": {"name": "killed", "command": ["train"]},

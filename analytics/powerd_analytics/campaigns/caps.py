@@ -57,7 +57,7 @@ class Rounds:
     """The plan of an adaptive sweep: what the journal holds decides what comes next, so a killed one goes on."""
 
     def __init__(self, design: Design, metric: str) -> None:
-        (default,) = design.reference.values()
+        default = next(cell for cell in map(design.reference_of, design.cells()) if cell is not None).levels[FACTOR]
         self.design = design
         self._cells = {float(cell.levels[FACTOR]): cell for cell in design.cells()}
         self._adaptive = Adaptive(sorted(self._cells), float(default), metric, design.seed)

@@ -13,6 +13,7 @@ import random
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from itertools import product
 from string import Formatter
 from typing import Any, Literal, TypeVar, get_args
@@ -24,9 +25,13 @@ from powerd_core.text import did_you_mean, printable
 
 Level = str | int | float | bool
 Levels = Mapping[str, Level]
+Which = Mapping[str, Level | list[Level]]
+"""Levels that a cell must have; of a list any one."""
 
 KNOBS = tuple(option for option in KNOB_OF_OPTION if option in ("power_cap_w", "sm_clock_mhz", "mem_clock_mhz"))
 """Factors that are turned under lease; all others go into the command or its environment."""
+MODEL = "model"
+"""The factor by which references may differ."""
 GPUS = "gpus"
 """The factor that says how many GPUs the command sees."""
 Order = Literal["randomised-blocks", "as-written", "abba"]
@@ -122,6 +127,31 @@ class Slurm:
 
 
 @dataclass(frozen=True, slots=True)
+class Pilot:
+    """What is found out before the campaign, and is the same in all its runs: how many epochs reach a target."""
+
+    command: tuple[str, ...] = ()
+    result: str = "epochs"
+    """The result of the pilot (`Meter.result`) that counts."""
+    sets: str = "epochs"
+    """What the campaign's command gets it as."""
+    runs: int = 1
+    """The greatest of so many pilots is taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class Instrument:
+    """One sensor that is moved from card to card: what it saw of one counts for all that are like it."""
+
+    moved_over: str = ""
+    """The factor that says on which kind of card it is."""
+    mixed: Mapping[str, int] = field(default_factory=dict)
+    """Cards of each kind in the machine that has several kinds; with other numbers of GPUs all are of one kind."""
+    spread: float = 0.0
+    """Relative standard deviation of cards of one kind."""
+
+
+@dataclass(frozen=True, slots=True)
 class Simulation:
     """What the simulated card does for a cell, with ``--on``."""
 
@@ -142,23 +172,28 @@ class Simulation:
     """By so much joules have grown at the end of the planned repeats: a planted error."""
     throttled: float = 0.0
     """Share of the runs that heat slows down by a tenth, and that say so."""
+    pilot: float = 1.0
+    """What the pilot finds."""
+    rows: tuple[Mapping[str, Any], ...] = ()
+    """What else holds for the cells that a row's levels name; see `SIMULATED`."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Design:
     """A campaign as its file says."""
 
     name: str
     command: tuple[str, ...]
     factors: Mapping[str, tuple[Level, ...]]
-    exclude: tuple[Levels, ...] = ()
+    exclude: tuple[Which, ...] = ()
     more_cells: tuple[Levels, ...] = ()
     seed: int = 1
     seed_of: Literal["block", "campaign"] = "block"
     """A seed of its own for each block, the same in all its cells, or one for the whole campaign."""
     order: Order = "randomised-blocks"
-    reference: Levels = field(default_factory=dict)
-    """Levels of the cell that others are compared with; the rest of its levels are the other's."""
+    reference: Mapping[str, Level | Mapping[str, Level]] = field(default_factory=dict)
+    """Levels of the cell that others are compared with, by `model` where they differ; the rest of its levels are the
+    other's."""
     repeats: Repeats = field(default_factory=Repeats)
     guard: Guard = field(default_factory=Guard)
     control: Control = field(default_factory=Control)
@@ -170,6 +205,12 @@ class Design:
     """Whose joules count; without it all GPUs, or all devices where there is none."""
     price_per_kwh: float | None = None
     currency: str = "EUR"
+    idle_w: float | None = None
+    """What the devices that count draw while nothing runs."""
+    weights: Mapping[str, float] = field(default_factory=dict)
+    """Of the results that are averaged into one, as accuracies of several test sets are."""
+    pilot: Pilot | None = None
+    instrument: Instrument = field(default_factory=Instrument)
     simulation: Simulation = field(default_factory=Simulation)
 
     @property
@@ -181,11 +222,14 @@ class Design:
 
     def cells(self) -> tuple[Cell, ...]:
         """All cells, those of the references among them, in the order of the file."""
+        return self._cells
+
+    @cached_property
+    def _cells(self) -> tuple[Cell, ...]:
         every = [dict(zip(self.factors, levels, strict=True)) for levels in product(*self.factors.values())]
-        every = [levels for levels in every if not any(_agrees(levels, row) for row in self.exclude)]
+        every = [levels for levels in every if not any(agrees(levels, row) for row in self.exclude)]
         every += [dict(levels) for levels in self.more_cells]
-        if self.reference:
-            every += [{**levels, **self.reference} for levels in every]
+        every += [reference for levels in every if (reference := self.reference_levels(levels)) is not None]
         return tuple({cell.id: cell for cell in map(self.cell, every)}.values())
 
     def cell(self, levels: Levels) -> Cell:
@@ -194,7 +238,17 @@ class Design:
 
     def reference_of(self, cell: Cell) -> Cell | None:
         """The cell that this one is compared with."""
-        return self.cell({**cell.levels, **self.reference}) if self.reference else None
+        levels = self.reference_levels(cell.levels)
+        return None if levels is None else self.cell(levels)
+
+    def reference_levels(self, levels: Levels) -> dict[str, Level] | None:
+        """Those of the cell that a cell of these levels is compared with; None where no reference says so."""
+        own = {
+            name: level.get(str(levels.get(MODEL))) if isinstance(level, Mapping) else level
+            for name, level in self.reference.items()
+        }
+        known = {name: level for name, level in own.items() if level is not None}
+        return {**levels, **known} if own and len(known) == len(own) else None
 
     def block(self, number: int, cells: Iterable[Cell]) -> list[Item]:
         """The runs of a block, numbered from 0, in their order."""
@@ -215,6 +269,12 @@ class Design:
         values = self._values(item)
         return [_filled(word, values) for word in self.command]
 
+    def pilot_argv(self, number: int) -> list[str]:
+        """The command of a pilot, numbered from 0."""
+        assert self.pilot is not None
+        values: dict[str, Level] = {name: _plain(value) for name, value in self.work.items()}
+        return [_filled(word, {**values, "seed": self.seed + number}) for word in self.pilot.command]
+
     def environment_of(self, item: Item) -> dict[str, str]:
         """What is added to its environment. ``gpus`` is what CUDA_VISIBLE_DEVICES names the first of."""
         values = self._values(item)
@@ -225,7 +285,8 @@ class Design:
         return {name: level for name, level in item.cell.levels.items() if name in KNOBS}
 
     def _values(self, item: Item) -> dict[str, Level]:
-        work = {name: _plain(value) for name, value in self.work.items()}
+        work: dict[str, Level] = {self.pilot.sets: "?"} if self.pilot is not None else {}
+        work |= {name: _plain(value) for name, value in self.work.items()}
         return {**work, **item.cell.levels, "seed": item.seed, "block": item.block}
 
     def about(self, item: Item) -> dict[str, Any]:
@@ -244,8 +305,13 @@ class Design:
         """The same with ``default``, ``min`` and per cent of knobs as numbers, by the ranges of the knobs that are
         there. Raises `ConfigError` for a level that cannot be set."""
 
-        def plain(levels: Levels) -> dict[str, Level]:
-            return {name: _resolved(name, level, ranges) for name, level in levels.items()}
+        def each(name: str, level: Any) -> Any:
+            if isinstance(level, Mapping):
+                return {model: each(name, one) for model, one in level.items()}
+            return [each(name, one) for one in level] if isinstance(level, list) else _resolved(name, level, ranges)
+
+        def plain(levels: Mapping[str, Any]) -> dict[str, Any]:
+            return {name: each(name, level) for name, level in levels.items()}
 
         factors = {
             name: tuple(dict.fromkeys(_resolved(name, level, ranges) for level in levels))
@@ -258,6 +324,12 @@ class Design:
             exclude=tuple(map(plain, self.exclude)),
             more_cells=tuple(map(plain, self.more_cells)),
         )
+
+    def with_pilot(self, value: float | None) -> Design:
+        """The same with what the pilot found, if it has run."""
+        if self.pilot is None or value is None:
+            return self
+        return replace(self, work={**self.work, self.pilot.sets: value})
 
     @property
     def levels(self) -> dict[str, Any]:
@@ -297,9 +369,12 @@ def _plain(level: Any) -> Any:
     return int(level) if isinstance(level, float) and level.is_integer() else level
 
 
-def _agrees(levels: Levels, row: Levels) -> bool:
-    """Whether a cell has all levels of a row."""
-    return all(levels.get(name) == level for name, level in row.items())
+def agrees(levels: Levels, which: Which) -> bool:
+    """Whether a cell has all levels of a row; of a list any one."""
+    return all(
+        levels.get(name) in level if isinstance(level, list) else levels.get(name) == level
+        for name, level in which.items()
+    )
 
 
 def _digest(of: object) -> str:
@@ -313,10 +388,19 @@ def _filled(text: str, values: Mapping[str, Level]) -> str:
 # -- the file ----------------------------------------------------------------------------------------------------------
 
 _TABLES = {
-    "repeats": Repeats, "guard": Guard, "control": Control, "executor": Slurm, "simulation": Simulation,
+    "repeats": Repeats, "guard": Guard, "control": Control, "executor": Slurm, "instrument": Instrument,
+    "simulation": Simulation,
 }  # fmt: skip
-_OF_CAMPAIGN = ("name", "command", "seed", "seed_of", "device", "price_per_kwh", "currency")
-_KNOWN = ("campaign", "factors", "exclude", "cell", "order", "environment", "work", *_TABLES)
+_OF_CAMPAIGN = ("name", "command", "seed", "seed_of", "device", "price_per_kwh", "currency", "idle_w")
+_KNOWN = ("campaign", "factors", "exclude", "cell", "order", "environment", "work", "weights", "pilot", *_TABLES)
+SIMULATED = (
+    "iteration_s", "power_w", "phases", "epochs", "epochs_spread", "results", "busy_w", "waiting", "memory",
+    "samples", "operations_per_sample", "operations_executed_per_sample", "kernels", "is_out_of_memory",
+)  # fmt: skip
+"""What a row of the simulation may say beside its levels: seconds of an iteration, watts of a card (else computed),
+joules and seconds of each phase of an iteration, epochs to the target with the standard deviation of their logarithm,
+results, three numbers of the network (`powerd_core.gpu_physics.Network`), samples of a run, operations of one forward
+pass of a sample and all that are executed for it, names of kernels, and that it does not fit the memory."""
 
 
 def design_of(document: Mapping[str, Any]) -> Design:
@@ -347,9 +431,12 @@ def design_of(document: Mapping[str, Any]) -> Design:
         reference=_table(order, "reference"),
         environment={name: str(text) for name, text in _table(document, "environment").items()},
         work={name: _typed(f"work.{name}", n, float) for name, n in _table(document, "work").items()},
+        weights={name: _typed(f"weights.{name}", w, float) for name, w in _table(document, "weights").items()},
         device=str(campaign.get("device", "")),
         price_per_kwh=campaign.get("price_per_kwh"),
         currency=str(campaign.get("currency", "EUR")),
+        idle_w=_typed("campaign.idle_w", campaign["idle_w"], float) if "idle_w" in campaign else None,
+        pilot=_section("pilot", Pilot, _table(document, "pilot")) if "pilot" in document else None,
         **{name: _section(name, kind, _table(document, name)) for name, kind in _TABLES.items()},
     )
     _check(design)
@@ -371,10 +458,18 @@ def _check(design: Design) -> None:
             raise ConfigError(f"guard.discard: {reason!r}{did_you_mean(reason, DISCARDS)}")
     for levels in (design.reference, *design.exclude):
         _check_names("order.reference or exclude: ", levels, tuple(design.factors))
+    for row in design.simulation.rows:
+        _check_names("simulation.rows: ", row, (*design.factors, *SIMULATED))
+    if design.instrument.moved_over and design.instrument.moved_over not in design.factors:
+        raise ConfigError(f"instrument.moved_over: there is no factor {design.instrument.moved_over!r}")
+    if any(weight <= 0 for weight in design.weights.values()):
+        raise ConfigError("weights: each must be above 0")
+    if design.pilot is not None and not design.pilot.command:
+        raise ConfigError("pilot.command: a list of texts, as campaign.command")
     for levels in design.more_cells:
         if set(levels) != set(design.factors):
             raise ConfigError(f"cell: say a level of each factor: {', '.join(design.factors)}")
-    known = {*design.factors, *design.work, *_OF_A_RUN}
+    known = {*design.factors, *design.work, *_OF_A_RUN, *([design.pilot.sets] if design.pilot else [])}
     used: set[str] = set()
     for text in (*design.command, *design.environment.values()):
         used |= _placeholders(text)
@@ -474,6 +569,18 @@ def _flag(name: str, value: Any) -> bool:
     return value
 
 
+def _rows(name: str, value: Any) -> tuple[Mapping[str, Any], ...]:
+    if not isinstance(value, list) or not all(isinstance(row, Mapping) for row in value):
+        raise ConfigError(f'{name}: a list of tables, as [{{model = "alexnet", iteration_s = 0.1}}]')
+    return tuple(value)
+
+
+def _counts(name: str, value: Any) -> dict[str, int]:
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{name}: as in {{pascal = 2, maxwell = 2}}")
+    return {own: _typed(f"{name}.{own}", n, int) for own, n in value.items()}
+
+
 def _names_of(name: str, value: Any) -> dict[str, str]:
     if not isinstance(value, Mapping):
         raise ConfigError(f'{name}: as in {{vgg16 = "vgg19"}}')
@@ -489,6 +596,8 @@ def _seconds(name: str, value: Any) -> float | dict[str, float]:
 _READ: dict[str, Any] = {
     "bool": _flag,
     "Mapping[str, str]": _names_of,
+    "Mapping[str, int]": _counts,
+    "tuple[Mapping[str, Any], ...]": _rows,
     "float | Mapping[str, float]": _seconds,
     "int": lambda name, value: _typed(name, value, int),
     "float": lambda name, value: _typed(name, value, float),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -37,6 +37,14 @@ class Result:
     is_lower_bound: bool = False
     accuracy: Mapping[str, float] = field(default_factory=dict)
     """What `Meter.result` said last, numbers only."""
+    phases: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """Joules and seconds of all phases of a name together."""
+    operations: float | None = None
+    """Of forward and backward: a multiply-add is one, each pass counts alike (Castro et al.)."""
+    operations_executed: float | None = None
+    """All that forward and backward run: a multiply-add is two."""
+    kernels: Mapping[str, Any] = field(default_factory=dict)
+    """Of `Meter.record_kernels`: ``digest`` of all names, how many are ``distinct``, and which is the ``first``."""
     file: str = ""
     """The run file, below the campaign's folder."""
     file_bytes: int = 0
@@ -75,13 +83,18 @@ class History:
     """Items that have a result, or were given up."""
     start_c: float | None = None
     """Temperature of the GPU at the first run."""
+    pilot: float | None = None
+    """What the pilot has found."""
     records: dict[str, Record] = field(default_factory=dict)
     left: dict[str, Discard] = field(default_factory=dict)
     """Cells that can have no result (out of memory), with why."""
     unfinished: list[str] = field(default_factory=list)
     """Files of runs that began, and of whose end nothing was heard."""
-    seconds: dict[str, list[float]] = field(default_factory=dict)
-    """By cell: how long its runs took, start-up and waiting included."""
+    verified: int = 0
+    """Runs whose result was written, those that were forgotten since among them."""
+    took_s: float = 0.0
+    """What they took together, start-up and waiting included."""
+    took_j: float = 0.0
 
     def record(self, item: Item) -> Record:
         return self.records.setdefault(item.key, Record())
@@ -94,6 +107,8 @@ class History:
             self.fingerprint, self.levels = line["fingerprint"], line.get("levels", {})
         elif event == "temperature":
             self.start_c = line["start_c"]
+        elif event == "pilot":
+            self.pilot = line["value"]
         elif event == "started":
             record.attempts = line["attempt"]
             self.unfinished.append(line["file"])
@@ -104,7 +119,9 @@ class History:
         if event == "verified":
             self.done += not record.is_done
             record.result = Result(**line["result"])
-            self.seconds.setdefault(line["cell"], []).append(line["took_s"])
+            self.verified += 1
+            self.took_s += line["took_s"]
+            self.took_j += record.result.energy_j
         elif event == "discarded":
             record.discards.append(Discard(line["reason"], line.get("text", "")))
         elif event == "given-up":
@@ -118,10 +135,11 @@ class History:
 class Journal:
     """The journal of a folder, opened to be continued. One runner at a time, and one a block where blocks are jobs."""
 
-    def __init__(self, folder: Path, *, part: int | None = None) -> None:
-        """``part`` is a block that has a journal of its own. Raises `RunFileError` where the folder cannot be written,
-        or another runner is at work in it."""
+    def __init__(self, folder: Path, *, part: int | None = None, is_synced: bool = True) -> None:
+        """``part`` is a block that has a journal of its own. Runs that are computed in no time need not be synced each.
+        Raises `RunFileError` where the folder cannot be written, or another runner is at work in it."""
         self.folder = folder
+        self._is_synced = is_synced
         self.path = folder / (NAME if part is None else f"campaign.{part}.jsonl")
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -152,7 +170,8 @@ class Journal:
             written = 0
             while written < len(data):  # a disk that is just full takes a part, and refuses the rest
                 written += os.write(self._file, data[written:])
-            os.fsync(self._file)
+            if self._is_synced:
+                os.fsync(self._file)
         except OSError as error:
             os.ftruncate(self._file, end)
             raise RunFileError(

@@ -14,13 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from powerd_analytics.campaigns.design import KNOBS, Cell, Design, Item
+from powerd_analytics.campaigns.design import KNOBS, MODEL, Cell, Design, Item
 from powerd_analytics.campaigns.journal import Discard, History, Result
 from powerd_analytics.campaigns.stopping import QUANTILE_AFTER_LOOKS
 from powerd_analytics.energy.uncertainty import expanded, student
 from powerd_analytics.figures import ATTRIBUTE, COLUMNS, Frame, Record, attribute_cell, frame_from, rows_of, worked_out
 from powerd_analytics.metrics import ed2p_js2, edp_js, eds
 from powerd_analytics.runs.phases import is_number_cell
+from powerd_analytics.runs.run import Run
 from powerd_core.errors import AnalysisError
 from powerd_core.lease import State
 from powerd_core.settings import SETTING
@@ -31,6 +32,10 @@ EPOCH = "epoch"
 """The result that says when, not how good."""
 WORK_SHARE = 0.005
 """Work that differs by less than this is the same: the last batch of an epoch may be smaller."""
+KERNELS = "kernels"
+"""The event of `Meter.record_kernels`."""
+_ROUNDING = 1e-12
+"""Values that differ by less are the same."""
 _REASON = {Verdict.OVERRIDDEN: "overridden", Verdict.CONFOUNDED: "thermal", Verdict.CLOCK_MISSED: "clock-missed"}
 _LOST = (State.YIELDED.value, State.LOST.value)
 
@@ -38,6 +43,7 @@ _LOST = (State.YIELDED.value, State.LOST.value)
 def result_of(file: Path, design: Design) -> Result:
     """What a run took: all groups of its phases, on the devices that count. Raises `RunFileError`, and `AnalysisError`
     for a run without joules."""
+    from powerd_analytics.breakdown import is_innermost
     from powerd_analytics.figures import frame_of
     from powerd_analytics.runs.run import read_run
     from powerd_analytics.table import phase_table
@@ -45,7 +51,8 @@ def result_of(file: Path, design: Design) -> Result:
     run = read_run(file)
     if not run.is_complete:
         raise AnalysisError(f"{file} was cut off")
-    rows = _rows_that_count(rows_of(frame_of(run, phase_table(run))), design.device, file)
+    frame = frame_of(run, phase_table(run))
+    rows = _rows_that_count(rows_of(frame), design.device, file)
     devices = list(dict.fromkeys(str(row["device"]) for row in rows))
     first = [row for row in rows if row["device"] == devices[0]]
     verdict, why = _verdict(rows) if any(name in KNOBS for name in design.factors) else ("", "")
@@ -62,6 +69,10 @@ def result_of(file: Path, design: Design) -> Result:
         device=",".join(devices),
         is_lower_bound=any(bool(row["is_lower_bound"]) for row in rows),
         accuracy={n: float(v) for n, v in run.result.items() if is_number_cell(v)},
+        phases=_phases(rows_of(frame[is_innermost(frame)]), devices),
+        operations=_operations(first, "operations_per_sample", 2),
+        operations_executed=_operations(first, "operations_executed_per_sample", 1),
+        kernels=_kernels(run),
         file_bytes=file.stat().st_size,
     )
 
@@ -105,6 +116,34 @@ def _of(row: Mapping[str, Any], name: str) -> float:
 def _samples(rows: Sequence[Mapping[str, Any]]) -> float | None:
     """That the training went through: batches times their size; None where the marks do not say it."""
     counts = [_of(row, "iterations") * (_of(row, "samples_per_batch") or _of(row, "batch_size")) for row in rows]
+    return sum(counts) if counts and all(counts) else None
+
+
+def _phases(rows: Sequence[Record], devices: Sequence[str]) -> dict[str, tuple[float, float]]:
+    """Joules of all devices and seconds of each innermost phase; not of one whose joules are not known."""
+    mine = [row for row in rows if row["kind"] == "phase" and row["device"] in devices]
+    unknown = {str(row["phase"]) for row in mine if row["j_per_batch"] is None}
+    found: dict[str, tuple[float, float]] = {}
+    for row in mine:
+        name, n = str(row["phase"]), _of(row, "iterations")
+        if name not in unknown:
+            joules, seconds = found.get(name, (0.0, 0.0))
+            seconds += n * _of(row, "s_per_batch") if row["device"] == devices[0] else 0.0
+            found[name] = joules + n * _of(row, "j_per_batch"), seconds
+    return found
+
+
+def _kernels(run: Run) -> dict[str, Any]:
+    of = next((event.values for event in run.events if event.name == KERNELS), None)
+    names = of.get("names") if of is not None else None
+    if of is None or not isinstance(names, Mapping) or not names:
+        return {}
+    return {"digest": of.get("digest"), "distinct": of.get("distinct"), "first": max(names, key=lambda n: names[n])}
+
+
+def _operations(rows: Sequence[Record], name: str, passes: int) -> float | None:
+    """Of all samples; None where the marks do not say them."""
+    counts = [passes * _of(row, name) * (_samples([row]) or 0.0) for row in rows]
     return sum(counts) if counts and all(counts) else None
 
 
@@ -205,7 +244,7 @@ def cell_figures(design: Design, history: History) -> list[CellFigures]:
     Cells whose runs did other work than the rest are compared by the sample, and so are all others then.
     """
     runs = measured(design, history)
-    per_sample = _is_per_sample(runs)
+    per_sample = is_per_sample(runs)
     by_cell: dict[str, dict[int, Result]] = {}
     for m in runs:
         by_cell.setdefault(m.item.cell.id, {})[m.item.block] = m.result
@@ -218,12 +257,15 @@ def cell_figures(design: Design, history: History) -> list[CellFigures]:
     return figures
 
 
-def _is_per_sample(runs: Sequence[Measured]) -> bool:
-    counts = [m.result.samples for m in runs]
-    known = [n for n in counts if n]
-    if len(known) < len(counts) or not known:
-        return False
-    return max(known) > min(known) * (1 + WORK_SHARE)
+def is_per_sample(runs: Sequence[Measured]) -> bool:
+    """Whether runs of one model went through different numbers of samples. Trainings to a target do so on purpose: they
+    are compared as they are."""
+    counts: dict[object, list[float]] = {}
+    for m in runs:
+        if not m.result.samples or EPOCH in m.result.accuracy:
+            return False
+        counts.setdefault(m.item.cell.levels.get(MODEL), []).append(m.result.samples)
+    return any(max(own) > min(own) * (1 + WORK_SHARE) for own in counts.values())
 
 
 def _figures(
@@ -272,11 +314,17 @@ def _mean(values: Any, u_systematic: float, u_one: float | None, design: Design)
     if n == 1:
         return Mean(float(values[0]), float(expanded(u_one or 0.0, u_systematic)) if u_one or u_systematic else None)
     u = float(np.std(values, ddof=1) / sqrt(n))
+    u = u if u > _ROUNDING * abs(float(np.mean(values))) else 0.0
     if design.repeats.until is not None:
         from scipy.special import stdtrit
 
         u *= float(stdtrit(n - 1.0, QUANTILE_AFTER_LOOKS) / student(n - 1.0))
     return Mean(float(np.mean(values)), float(expanded(u, u_systematic, 0.0, n - 1.0 if u else inf)))
+
+
+def mean_of(values: Sequence[float], design: Design) -> Mean:
+    """The mean of what runs took, with the half of its 95 % interval by their spread."""
+    return _mean(np.array(values), 0.0, None, design)
 
 
 def mean_ratio(ratios: Sequence[float]) -> Mean:

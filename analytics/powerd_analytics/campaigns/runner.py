@@ -97,11 +97,8 @@ class Left:
 
 def left(runs: int, history: History) -> Left:
     """What so many runs will take."""
-    took = [s for own in history.seconds.values() for s in own]
-    joules = [r.result.energy_j for r in history.records.values() if r.result is not None]
-    if not took:
-        return Left(runs, None, None)
-    return Left(runs, runs * sum(took) / len(took), runs * sum(joules) / len(joules))
+    n = history.verified
+    return Left(runs, runs * history.took_s / n, runs * history.took_j / n) if n else Left(runs, None, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,6 +260,15 @@ def _is_there(file: Path, result: Result) -> bool:
         return os.stat(file).st_size == result.file_bytes
     except OSError:
         return False
+
+
+def piloted(design: Design, executor: Executor, journal: Journal) -> Design:
+    """The design with what its pilot finds, which runs where it has not yet. Raises `ConfigError` where it fails."""
+    if design.pilot is not None and journal.history.pilot is None:
+        make_folder(journal.folder / RUNS)
+        files = [journal.folder / RUNS / f"pilot-{number}.h5" for number in range(design.pilot.runs)]
+        journal.write("pilot", value=max(executor.pilot(number, file) for number, file in enumerate(files)))
+    return design.with_pilot(journal.history.pilot)
 
 
 def begin(design: Design, executor: Executor, journal: Journal) -> Design:

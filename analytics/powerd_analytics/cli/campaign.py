@@ -6,6 +6,7 @@ import sys
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -81,11 +82,12 @@ def opened(file: Path, into: Path | None) -> Opened:
     history = read_history(folder)
     if not history.fingerprint:
         raise RunFileError(f"{folder} holds no campaign yet: `joules campaign run {file}` begins one")
-    return Opened(design.with_levels(history.levels), history, folder)
+    return Opened(design.with_levels(history.levels).with_pilot(history.pilot), history, folder)
 
 
 def _executor(design: Design, on: str, url: Sequence[str] | None, keys: Path | None, lock: int = -1) -> Executor:
-    from powerd_analytics.campaigns.executors import Local, Simulated
+    from powerd_analytics.campaigns.executors import Local
+    from powerd_analytics.campaigns.simulated import Simulated
 
     return Simulated.named(design, on) if on else Local(design, tuple(url or ()), keys, lock)
 
@@ -175,19 +177,20 @@ def run(
     """
     from powerd_analytics.campaigns.executors import submit_blocks
     from powerd_analytics.campaigns.journal import Journal
-    from powerd_analytics.campaigns.runner import Blocks, begin
+    from powerd_analytics.campaigns.runner import Blocks, begin, piloted
 
     design, folder = read_design(file), folder_of(file, into)
     if design.executor.kind == "submitit" and block is None and not (here or on):
         with Journal(folder) as journal:
-            begin(design, _executor(design, on, url, keys), journal)
+            executor = _executor(design, on, url, keys)
+            piloted(begin(design, executor, journal), executor, journal)
         options = [word for address in url or () for word in ("--url", address)]
         jobs = submit_blocks(design, file.absolute(), folder, [*options, "--into", str(folder.absolute())])
         print(f"{len(jobs)} jobs, one a block: {jobs[0]} to {jobs[-1]}; `joules campaign status {file}` looks at them")
         return 0
-    with Journal(folder, part=block) as journal:
+    with Journal(folder, part=block, is_synced=not on) as journal:
         executor = _executor(design, on, url, keys, journal.lock)
-        resolved = begin(design, executor, journal)
+        resolved = piloted(begin(design, executor, journal), executor, journal)
         executor = _executor(resolved, on, url, keys, journal.lock)
         return _carry_out(resolved, Blocks(resolved, block), executor, journal, file)
 
@@ -321,10 +324,31 @@ def table(
     *,
     into: Into = None,
     which: Annotated[
-        list[Literal["cells", "accuracy", "minima", "ranges", "scaling", "marginals", "optimum"]] | None,
+        list[
+            Literal[
+                "cells",
+                "phases",
+                "accuracy",
+                "minima",
+                "ranges",
+                "savings",
+                "scaling",
+                "floor",
+                "machines",
+                "marginals",
+                "optimum",
+                "efficiency",
+                "kernels",
+                "spread",
+                "trainings",
+            ]
+        ]
+        | None,
         Parameter(name="--table", negative="", help="Only these."),
     ] = None,
-    format: Annotated[Literal["text", "csv", "json", "markdown", "latex"], Parameter(help="How to print it.")] = "text",
+    format: Annotated[
+        Literal["text", "csv", "json", "markdown", "latex", "hdf5"], Parameter(help="How to print it.")
+    ] = "text",
     output: shared.Output = None,
     overwrite: shared.Overwrite = False,
 ) -> None:
@@ -336,11 +360,18 @@ def table(
 
       joules campaign table caps.toml --table minima --format csv -o minima.csv
     """
-    from powerd_analytics.campaigns.layouts import campaign_tables
+    from powerd_analytics.campaigns.tables import campaign_tables
+    from powerd_analytics.export import write_tables
 
     c = opened(file, into)
-    shared.refuse_existing(output, overwrite, [file])
+    shared.refuse_existing(output, overwrite, [file], is_hdf5=format == "hdf5")
     tables = campaign_tables(c.design, c.history, tuple(which or ()))
+    if format == "hdf5":
+        if output is None:
+            raise ConfigError("HDF5 is no text: say where to write it with -o FILE.h5")
+        write_tables(output, tables, overwrite=overwrite)
+        print(f"{output}: /tables/{{{','.join(table.name for table in tables)}}}")
+        return
     shared.put_out(shared.tables_text(tables, format, output, 80), output, overwrite)
 
 
@@ -363,6 +394,52 @@ def report(
     shared.refuse_existing(out, overwrite or output is None, [file])
     shared.write(out, lambda partial: write_report(c.design, c.history, partial), overwrite=True)
     print(out)
+
+
+@campaign.command
+def plot(
+    file: File,
+    *,
+    into: Into = None,
+    kind: Annotated[
+        list[str] | None, Parameter(negative="", help="Only these pictures, as sweep or normalised.")
+    ] = None,
+    beside: Annotated[
+        list[str] | None,
+        Parameter(negative="", help="Another campaign, as FILE or FILE:FOLDER, whose panel stands beside its own."),
+    ] = None,
+    output: Annotated[Path | None, Parameter(alias="-o", help="Folder for the pictures; its own without it.")] = None,
+    ending: Annotated[Literal["png", "pdf", "svg"], Parameter(help="Of the pictures.")] = "png",
+    overwrite: shared.Overwrite = False,
+) -> None:
+    """Draw a campaign: every picture that it has, a file each.
+
+    For example:
+
+      joules campaign plot caps.toml
+
+      joules campaign plot rtx.toml --kind normalised --beside v100.toml
+    """
+    from powerd_analytics.campaigns.pictures import Campaign
+    from powerd_analytics.campaigns.report import pictures
+    from powerd_analytics.plots import save
+
+    c = opened(file, into)
+    others = []
+    for text in beside or ():
+        name, _, own = text.partition(":")
+        of = opened(Path(name), Path(own) if own else None)
+        others.append(Campaign(of.design, of.history))
+    drawn = {picture.name: picture for picture in pictures(c.design, c.history, others)}
+    if unknown := [name for name in kind or () if name not in drawn]:
+        raise ConfigError(f"--kind {unknown[0]}: this campaign has {', '.join(drawn) or 'no picture'}")
+    folder = output or c.folder
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in kind or drawn:
+        path = folder / f"{name}.{ending}"
+        shared.refuse_picture(path, overwrite or output is None)
+        shared.write(path, partial(save, drawn[name].draw()), overwrite=True)
+        print(path)
 
 
 @campaign.command
@@ -398,10 +475,12 @@ def caps(
     """
     from powerd_analytics.campaigns.caps import Rounds, caps_design, levels_of, metric_of, promise_text, train_command
     from powerd_analytics.campaigns.design import Simulation
-    from powerd_analytics.campaigns.executors import Simulated, knob_ranges
+    from powerd_analytics.campaigns.executors import knob_ranges
+    from powerd_analytics.campaigns.groups import chosen, groups_of
     from powerd_analytics.campaigns.journal import Journal
-    from powerd_analytics.campaigns.layouts import campaign_tables, chosen, groups_of
     from powerd_analytics.campaigns.runner import Blocks, begin
+    from powerd_analytics.campaigns.simulated import Simulated
+    from powerd_analytics.campaigns.tables import campaign_tables
     from powerd_core.gpu_physics import CARDS
 
     if not command and not on:

@@ -37,7 +37,10 @@ def plot(
     reference: Annotated[
         str | None, Parameter(help="COLUMN=VALUE of the configuration that EDS and caps are relative to.")
     ] = None,
-    k: Annotated[float, Parameter(help="Of the EDS: 2 holds energy and time equal, less favours time.")] = 2.0,
+    k: Annotated[
+        list[float] | None,
+        Parameter(negative="", help="Of the EDS, several for caps: 2 holds energy and time equal, less favours time."),
+    ] = None,
     overwrite: shared.Overwrite = False,
 ) -> None:
     """Draw a run, a campaign or a table.
@@ -64,12 +67,15 @@ def plot(
         raise ConfigError(f"{len(runs)} files: only --kind {kinds} take several, of runs")
     if reference is not None and kind not in ("pareto", "caps"):
         raise ConfigError("--reference goes with --kind pareto or --kind caps")
-    if not 1 <= k < 1e6:
-        raise ConfigError(f"--k {k:g}: must be 1 or more")
+    ks = tuple(k or (2.0,))
+    if wrong := [one for one in ks if not 1 <= one < 1e6]:
+        raise ConfigError(f"--k {wrong[0]:g}: must be 1 or more")
+    if len(ks) > 1 and kind not in ("pareto", "caps"):
+        raise ConfigError("several --k go with --kind pareto or --kind caps")
     out = output or (runs[0].with_suffix(".png") if kind is None else runs[0].with_name(f"{runs[0].stem}-{kind}.png"))
     shared.refuse_picture(out, overwrite)
     with LateProgress() as progress, shared.naming(runs[0] if len(runs) == 1 else None):
-        figure = _figure(runs, kind, device, calibration, reference, k, progress, is_table=is_table)
+        figure = _figure(runs, kind, device, calibration, reference, ks, progress, is_table=is_table)
         progress(0.9, "drawing")
         shared.write(out, lambda path: save(figure, path), overwrite)
     print(out)
@@ -77,7 +83,7 @@ def plot(
 
 def _figure(
     runs: tuple[Path, ...], kind: Kind | None, device: str | None, calibration: Path | None, reference: str | None,
-    k: float, progress: LateProgress, *, is_table: bool,
+    ks: tuple[float, ...], progress: LateProgress, *, is_table: bool,
 ) -> Figure:  # fmt: skip
     from powerd_analytics import plots
     from powerd_analytics.published import read_table
@@ -92,7 +98,7 @@ def _figure(
         )
         if kind == "phases":
             return plots.draw_phases(configurations, name)
-        return (plots.draw_pareto if kind == "pareto" else plots.draw_sweep)(configurations, name, reference, k)
+        return (plots.draw_pareto if kind == "pareto" else plots.draw_sweep)(configurations, name, reference, ks)
     run = shared.open_run(path, calibration, progress, is_checked=True)
     if kind == "quality":
         return plots.draw_quality(run, device, progress=progress)

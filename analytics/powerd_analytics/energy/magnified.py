@@ -3,8 +3,14 @@
 With m_k the mean power of phase k repeated and T_k its ordinary duration, m_k T_k is what it should take; what other
 phases of the iteration should take, those whose repetitions would wait for the host, its readings say. The sum of all
 phases stays what the readings say of the whole: its difference from the sum of these expectations is shared out among
-them by their variances (docs/explanation/energy.md). The sensor's gain is in all of them alike. Repeated alone a
-phase may find other caches, clocks and temperatures, or a host that is too slow for it. So the sum of the m_k T_k is
+them by their variances. With e_k = m_k T_k (u_k: of m_k, and 1 % of it for what differs alone), P (u_P) what the
+readings say of all phases together, and D = sum of the e_k, less P,
+
+    E_k = e_k - w_k D,   u(E_k)^2 = u_k^2 (1 - w_k) + w_k^2 u_P^2,   w_k = u_k^2 / sum of all u^2,
+
+the posterior of all under the condition that their sum is P. The sensor's gain is in all of them alike. To give each
+phase its share e_k / sum of P instead leaves an rms error of 0.63 for 0.60 % in 100 recordings. Repeated alone a phase
+may find other caches, clocks and temperatures, or a host that is too slow for it. So the sum of the m_k T_k is
 held against what the readings say (closure), the clocks are compared where the run has them, and so are the durations.
 """
 

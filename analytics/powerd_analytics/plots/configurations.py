@@ -222,12 +222,14 @@ def _wholes(frame: Frame, kind: str) -> list[Record]:
 _MARKERS = "osD^vP*X"
 _MOST_NAMED = 12
 """More points than this get no text beside them, but those of the front do."""
+_OF_K = ("#6fa8cf", "#d08770", "#9a8ac0", "#8fb573")
+"""Of the lines of equal EDS, by k."""
 _LOG_FROM = 5.0
 """An axis whose largest value is so many times its least is logarithmic: else most points lie in one corner."""
 
 
 @styled
-def draw_pareto(frame: Frame, name: str, reference: str | None = None, k: float = 2.0) -> Figure:
+def draw_pareto(frame: Frame, name: str, reference: str | None = None, ks: Sequence[float] = (2.0,)) -> Figure:
     """A panel for each model, kind of power and part of the machine. EDS is relative to ``reference`` (COLUMN=VALUE),
     else to the fastest configuration.
 
@@ -237,7 +239,7 @@ def draw_pareto(frame: Frame, name: str, reference: str | None = None, k: float 
     groups = grouped(kept, ("model", "per", "provenance", "part"))
     figure, axes = panels(len(groups), (8.2, 4.8), most_columns=2)
     for (ax,), same in zip(axes, groups, strict=True):
-        _points(ax, same, wanted, k)
+        _points(ax, same, wanted, ks)
         apart = [n for n in ("part", "provenance") if len({r[n] for r in kept}) > 1]
         heading(ax, ", ".join(str(same[0][n]) for n in ("model", *apart) if same[0][n]))
     hollow = "" if all(map(_is_measured, kept)) else "; hollow: not measured"
@@ -245,7 +247,7 @@ def draw_pareto(frame: Frame, name: str, reference: str | None = None, k: float 
     return finish(figure, f"{name}: energy against time", map(_provenance, kept), note)
 
 
-def _points(ax: Axes, same: Sequence[Record], wanted: Condition | None, k: float) -> None:
+def _points(ax: Axes, same: Sequence[Record], wanted: Condition | None, ks: Sequence[float]) -> None:
     energy, time = _values(same)
     ref = same.index(_reference(same, wanted, same[int(np.argmin(time))]))
     for of, axis, values, what, unit in (("x", ax.xaxis, time, "time", "s"), ("y", ax.yaxis, energy, "energy", "J")):
@@ -264,7 +266,7 @@ def _points(ax: Axes, same: Sequence[Record], wanted: Condition | None, k: float
             label=shown(name, 40) if names.index(name) == at else None,
         )  # fmt: skip
     ax.margins(0.12)
-    _iso_lines(ax, time, energy, ref, k)
+    _iso_lines(ax, time, energy, ref, ks)
     exact = [i for i, r in enumerate(same) if not _is_bound(r)]
     front = [exact[int(i)] for i in pareto_front(time[exact], energy[exact])] if exact else []
     if front:
@@ -278,7 +280,7 @@ def _points(ax: Axes, same: Sequence[Record], wanted: Condition | None, k: float
     legend_beside(ax)
 
 
-def _iso_lines(ax: Axes, time: np.ndarray, energy: np.ndarray, ref: int, k: float) -> None:
+def _iso_lines(ax: Axes, time: np.ndarray, energy: np.ndarray, ref: int, ks: Sequence[float]) -> None:
     """Hyperbolas of equal EDP and straight lines of equal EDS: solid through the best, dotted through the reference,
     which is point ``ref``."""
     from matplotlib.ticker import EngFormatter
@@ -289,28 +291,36 @@ def _iso_lines(ax: Axes, time: np.ndarray, energy: np.ndarray, ref: int, k: floa
     for which, style, value in (("least", "-", float(np.min(edp_js(energy, time)))), ("reference", ":", e0 * t0)):
         text = f"equal EDP, {which}: {EngFormatter('J s', places=2)(value)}"
         ax.plot(x, value / x, color="#999999", lw=0.9, ls=style, zorder=1, label=text)
-    if e0 > 0 and t0 > 0 and k > 1:
+    for k, colour in zip(ks, _OF_K, strict=False):
+        if min(e0, t0) <= 0 or k <= 1:
+            continue
         for which, style, value in (("least", "-", float(np.min(eds(energy, time, e0, t0, k)))), ("reference", ":", 1)):
             text = f"equal EDS (k = {k:g}), {which}: {digits(value, 3)}"
             of_eds = (value - x / (k * t0)) * k * e0 / (k - 1)
-            ax.plot(x, of_eds, color="#6fa8cf", lw=0.9, ls=style, zorder=1, label=text)
+            ax.plot(x, of_eds, color=colour, lw=0.9, ls=style, zorder=1, label=text)
     ax.set(xlim=(left, right), ylim=ends)
 
 
 # ---- over the power cap ------------------------------------------------------------------------------------------
 
-_CURVES = {"energy": PALETTE[0], "time": PALETTE[1], "EDP": PALETTE[2], "EDS": PALETTE[4]}
+_CURVES = {"energy": PALETTE[0], "time": PALETTE[1], "EDP": PALETTE[2], "power": "#777777"}
+_EDS = (PALETTE[4], PALETTE[5], PALETTE[6], PALETTE[3])
 """EDP and EDS run side by side, and deuteranopes see thin lines in green and purple as much the same grey."""
-SWEPT = {"power_cap_w": "power cap", "sm_clock_mhz": "SM clock"}
+_K = 2.0, 1.5
+"""Of the energy-delay sums that are drawn."""
+_FEW_LEVELS = 12
+"""More levels than this have no error bars: they would cover each other."""
+SWEPT = {"power_cap_w": "power cap", "sm_clock_mhz": "SM clock", "mem_clock_mhz": "memory clock"}
 """What energy is drawn over."""
 
 
 @styled
 def draw_sweep(
-    frame: Frame, name: str, reference: str | None = None, k: float = 2.0, *, knob: str = "power_cap_w"
+    frame: Frame, name: str, reference: str | None = None, ks: Sequence[float] = _K, *, knob: str = "power_cap_w"
 ) -> Figure:
-    """A panel for each model, batch size and device; 1 is ``reference`` (COLUMN=VALUE), else the highest level of the
-    knob, one of `SWEPT`.
+    """A panel for each model, batch size and device, as figures 2 and 3 of Krzywaniak et al.: average power, energy,
+    time, EDP, and an EDS for each k; 1 is ``reference`` (COLUMN=VALUE), else the highest level of the knob, one of
+    `SWEPT`.
 
     Raises `AnalysisError` where no configuration has the knob, two of different energy or time have the same level, or
     the reference is not exactly one in a panel.
@@ -330,27 +340,32 @@ def draw_sweep(
         rising = sorted(same, key=lambda r: number_of(r, of_knob) or 0.0)
         # A table may have one level twice, as the best by two metrics.
         by_level = list({(number_of(r, of_knob), _energy(r)[0], _time(r)[0]): r for r in rising}.values())
-        _curves(ax, by_level, _reference(same, wanted, by_level[-1]), k, of_knob, what)
+        _curves(ax, by_level, _reference(same, wanted, by_level[-1]), ks, of_knob, what)
         heading(ax, _heading(same[0], every, of_knob))
     # Beside the panels: curves go wherever a legend within one could stand.
     legend_above(figure, axes[0][0].get_legend_handles_labels()[0])
-    bars = interval_note(_halves(every))
-    note = f"relative to {reference or f'the highest {what}'}; EDS with k = {k:g}; {bars}; ringed: least"
+    has_bars = max(len(same) for same in groups) <= _FEW_LEVELS
+    bars = interval_note(_halves(every)) if has_bars else "intervals: see the table"
+    note = f"relative to {reference or f'the highest {what}'}; {bars}; ringed: least"
     return finish(figure, f"{name}: over the {what}", map(_provenance, every), note)
 
 
-def _curves(ax: Axes, same: Sequence[Record], ref: Record, k: float, of_knob: str, what: str) -> None:
+def _curves(ax: Axes, same: Sequence[Record], ref: Record, ks: Sequence[float], of_knob: str, what: str) -> None:
     caps, unit = [number_of(r, of_knob) or 0.0 for r in same], "W" if of_knob == "power_cap_w" else "MHz"
     if twice := [cap for cap in caps if caps.count(cap) > 1]:
         raise AnalysisError(f"two configurations have the {what} {twice[0]:g} {unit}: leave one of them out")
     if min(_energy(ref)[0] or 0.0, _time(ref)[0] or 0.0) <= 0:
         raise AnalysisError("the reference has an energy or a time of 0: nothing compares with it")
-    for (curve, colour), marker in zip(_CURVES.items(), "osD^", strict=True):
-        values, u95 = zip(*(_relative(r, ref, curve, k) for r in same), strict=True)
-        ax.errorbar(caps, values, yerr=u95 if any(u95) else None, color=colour, marker=marker, ms=4, lw=1.2,
-                    capsize=2, label=f"{curve} (k = {k:g})" if curve == "EDS" else curve)  # fmt: skip
-        least = int(np.argmin(values))
-        ax.plot(caps[least], values[least], marker="o", ms=10, mfc="none", mec=colour, ls="none")
+    few = len(caps) <= _FEW_LEVELS
+    of_eds = {f"EDS (k = {k:g})": (colour, k) for k, colour in zip(ks, _EDS, strict=False)}
+    curves = {name: (colour, 2.0) for name, colour in _CURVES.items()} | of_eds
+    for (curve, (colour, k)), marker in zip(curves.items(), "osDx^v<>", strict=False):
+        values, u95 = zip(*(_relative(r, ref, curve.partition(" ")[0], k) for r in same), strict=True)
+        ax.errorbar(caps, values, yerr=u95 if any(u95) and few else None, color=colour, marker=marker, lw=1.2,
+                    ms=4 if few else 2.5, capsize=2, label=curve)  # fmt: skip
+        if curve != "power":
+            least = int(np.argmin(values))
+            ax.plot(caps[least], values[least], marker="o", ms=10, mfc="none", mec=colour, ls="none")
     ax.axhline(1.0, color="#999999", lw=0.8, ls=":")
     ax.set_xlabel(f"{what} ({unit})")
     ax.set_ylabel("relative to the reference (1)")
@@ -368,6 +383,7 @@ def _relative(row: Record, ref: Record, curve: str, k: float) -> tuple[float, fl
     if curve == "EDS":
         return eds(e, t, e0, t0, k), hypot(of_e * e / e0 * (k - 1) / k, of_t * t / t0 / k)
     value, relative = {
+        "power": (e / e0 / (t / t0), hypot(of_e, of_t)),
         "energy": (e / e0, of_e), "time": (t / t0, of_t), "EDP": (edp_js(e, t) / edp_js(e0, t0), hypot(of_e, of_t)),
     }[curve]  # fmt: skip
     return value, value * relative

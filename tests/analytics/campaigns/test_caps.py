@@ -8,10 +8,11 @@ from command import joules
 
 from powerd_analytics.campaigns.caps import Rounds, caps_design, levels_of
 from powerd_analytics.campaigns.design import Simulation, design_of
-from powerd_analytics.campaigns.executors import Simulated
+from powerd_analytics.campaigns.groups import chosen, groups_of
 from powerd_analytics.campaigns.journal import Journal, read_history
-from powerd_analytics.campaigns.layouts import campaign_tables, chosen, groups_of
 from powerd_analytics.campaigns.runner import Blocks, Runner, begin
+from powerd_analytics.campaigns.simulated import Simulated
+from powerd_analytics.campaigns.tables import campaign_tables
 from powerd_core.errors import ConfigError
 from powerd_core.gpu_physics import NETWORKS, RTX_6000, operate
 from powerd_core.lease import Range

@@ -121,3 +121,47 @@ def test_what_is_wrong_is_named(old, new, text):
     assert old in FILE
     with pytest.raises(ConfigError, match=text):
         design(FILE.replace(old, new))
+
+
+def of(**tables) -> Design:
+    document = {
+        "campaign": {"name": "c", "command": ["train", "{model}", "{batch_size}"]},
+        "factors": {"model": ["vgg19", "resnet50"], "batch_size": [64, 128], "power_cap_w": [160, 260]},
+    }
+    return design_of(document | tables)
+
+
+def test_a_list_of_levels_excludes_each_of_them():
+    few = of(exclude=[{"model": "vgg19", "batch_size": [64, 128]}])
+    assert {c.levels["model"] for c in few.cells()} == {"resnet50"}
+
+
+def test_a_reference_may_differ_by_model():
+    d = of(order={"reference": {"power_cap_w": 260, "batch_size": {"vgg19": 128, "resnet50": 64}}})
+    for cell in d.cells():
+        own = {"vgg19": 128, "resnet50": 64}[cell.levels["model"]]
+        assert d.reference_of(cell).levels == {**cell.levels, "power_cap_w": 260, "batch_size": own}
+    again = d.with_levels(d.levels)
+    assert [again.reference_of(c) for c in again.cells()] == [d.reference_of(c) for c in d.cells()]
+
+
+def test_a_model_without_a_reference_of_its_own_is_compared_with_nothing():
+    d = of(order={"reference": {"power_cap_w": 260, "batch_size": {"vgg19": 128}}})
+    compared = {cell.levels["model"] for cell in d.cells() if d.reference_of(cell) is not None}
+    assert compared == {"vgg19"}
+
+
+@pytest.mark.parametrize(
+    ("tables", "named"),
+    [
+        ({"pilot": {"result": "epochs"}}, "pilot.command: a list of texts"),
+        ({"instrument": {"moved_over": "card"}}, "instrument.moved_over: there is no factor 'card'"),
+        ({"instrument": {"mixed": 2}}, "instrument.mixed: as in"),
+        ({"weights": {"top1": 0}}, "weights: each must be above 0"),
+        ({"simulation": {"rows": {"model": "vgg19"}}}, "simulation.rows: a list of tables"),
+        ({"simulation": {"rows": [{"modl": "vgg19"}]}}, "simulation.rows: modl: there is no such name"),
+    ],
+)
+def test_what_is_wrong_in_a_table_is_named(tables, named):
+    with pytest.raises(ConfigError, match=named):
+        of(**tables)

@@ -12,10 +12,11 @@ from types import SimpleNamespace
 import pytest
 
 from powerd_analytics.campaigns.design import Design, Item, design_of
-from powerd_analytics.campaigns.executors import Simulated, submit_blocks
+from powerd_analytics.campaigns.executors import submit_blocks
 from powerd_analytics.campaigns.journal import NAME, Discard, Journal, Result, read_history
 from powerd_analytics.campaigns.results import cell_figures
 from powerd_analytics.campaigns.runner import Blocks, Runner, begin
+from powerd_analytics.campaigns.simulated import Simulated
 from powerd_core.errors import ConfigError, PeerError, RunFileError
 from powerd_core.lease import Range
 

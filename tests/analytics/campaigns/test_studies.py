@@ -1,21 +1,27 @@
 """The files of examples/studies: their size, and what their simulated runs say beside the published numbers."""
 
 import tomllib
+from dataclasses import replace
 
 import bench_studies
 import pytest
-from bench_studies import STUDIES, cells_of, rows_of, run_study
+from bench_studies import STUDIES, rows_of, run_study
+from published import MODELS, castro, cells_of, counted, off_truth_pct, zeus
+from published import koszczal as koszczal_of
 
 from powerd_analytics.campaigns.design import design_of
-from powerd_analytics.campaigns.executors import Simulated
-from powerd_analytics.campaigns.layouts import CORE, MEMORY, campaign_tables, groups_of, marginals, scalings
-from powerd_analytics.campaigns.report import figures, findings
+from powerd_analytics.campaigns.findings import findings
+from powerd_analytics.campaigns.groups import CORE, MEMORY, groups_of, knee, marginals, scalings
+from powerd_analytics.campaigns.report import pictures
+from powerd_analytics.campaigns.results import cell_figures
+from powerd_analytics.campaigns.simulated import Simulated
+from powerd_analytics.campaigns.tables import campaign_tables
 from powerd_core.errors import ConfigError
-from powerd_core.gpu_physics import EIGHT_CARDS, RTX_6000, XCEPTION, operate_machine
+from powerd_core.gpu_physics import CARDS, EIGHT_CARDS, RTX_6000, XCEPTION, operate_machine
 
 SIZES = {
-    "krzywaniak": (198, 990), "koszczal": (68, 680), "tang-p100": (7 * 14, 294), "tang-v100": (7 * 14, 294),
-    "tang-rtx2080ti": (6 * 4 * 14, 1008),
+    "krzywaniak": (198, 990), "krzywaniak-v100": (186, 930), "koszczal": (68, 680), "tang-p100": (7 * 14 * 4, 1176),
+    "tang-v100": (7 * 14 * 4, 1176), "tang-rtx2080ti": (6 * 4 * 14 * 4, 4032), "castro": (72, 216), "zeus": (343, 1372),
 }  # fmt: skip
 
 
@@ -31,6 +37,11 @@ def koszczal(tmp_path_factory):
 @pytest.fixture(scope="module")
 def v100(tmp_path_factory):
     return run_study("tang-v100", "sim:v100", tmp_path_factory.mktemp("v100"), repeats=2)
+
+
+@pytest.fixture(scope="module")
+def titans(tmp_path_factory):
+    return run_study("castro", "sim:p100", tmp_path_factory.mktemp("castro"))
 
 
 def test_the_files_have_the_size_of_the_studies():
@@ -55,14 +66,14 @@ def test_tangs_clocks_and_batch_sizes_are_the_published_ones():
 
 def test_krzywaniaks_table_2_comes_out_as_the_card_is(tmp_path):
     study = run_study("krzywaniak", "sim:rtx6000", tmp_path, repeats=2)
-    off = bench_studies.off_truth_pct(study)
+    off = off_truth_pct(study)
     assert len(off) == 48
     assert max(map(abs, off)) < 2  # two runs a cell; five are held to 1 % by bench_studies.py
     by_cell = cells_of(study)
     for row in rows_of("krzywaniak/table2_rtx6000_power_caps.csv"):
-        f = by_cell[bench_studies.MODELS[row["model"]], int(row["power_cap_w"])]
+        f = by_cell[MODELS[row["model"]], int(row["power_cap_w"])]
         assert f.time_s.value == pytest.approx(float(row["time_s"]), rel=0.03)
-    least = {model: by_cell[model, 100].ratios["t"].value for model in bench_studies.MODELS.values()}
+    least = {model: by_cell[model, 100].ratios["t"].value for model in MODELS.values()}
     assert min(least, key=least.get) == "alexnet"  # loses least time
 
 
@@ -76,15 +87,25 @@ def test_the_saving_grows_with_the_number_of_gpus_and_caps_scale_better(koszczal
     said = findings(koszczal.design, koszczal.history)
     assert any("grows with the number of GPUs" in text for text in said)
     assert any("they scale better" in text for text in said)
-    assert sum("within 1 % of the least energy lie" in text for text in said) == 4  # the valley
+    assert sum("the valley, within 1 % of the least energy" in text for text in said) == 4
+    (floor,) = [text for text in said if "idle floor" in text]
+    shares = [row["floor_pct"] for row in campaign_tables(koszczal.design, koszczal.history, ("floor",))[0].records()]
+    assert [f"{share:.3g}" for share in shares[::2]] == floor.partition(" W is ")[2].partition(" %")[0].replace(
+        " and", ","
+    ).split(", ")
+    assert shares[::2] == sorted(shares[::2], reverse=True)
     (table,) = campaign_tables(koszczal.design, koszczal.history, ("scaling",))
     assert [row["gpus"] for row in table.records()] == [1, 2, 4, 8]
 
 
 def test_best_caps_and_time_of_eight_gpus_are_near_the_published(koszczal):
-    text, missed = bench_studies.koszczal(koszczal)
-    assert missed == []
-    assert "8 GPUs, EDP: cap | 170 W" in text
+    assert bench_studies.missed_of_koszczal(koszczal) == []
+    caps = [n for n in koszczal_numbers(koszczal) if n.what.endswith(": cap")]
+    assert [n.verdict for n in caps] == ["met"] * 5
+
+
+def koszczal_numbers(study):
+    return [n for n in koszczal_of(study) if n.table == "koszczal 1"]
 
 
 def test_joules_of_a_machine_are_those_at_the_wall(koszczal):
@@ -96,16 +117,16 @@ def test_joules_of_a_machine_are_those_at_the_wall(koszczal):
 
 
 def cell_figures_at(study, cap_w):
-    every = bench_studies.cell_figures(study.design, study.history)
+    every = cell_figures(study.design, study.history)
     return [f for f in every if f.cell.levels["power_cap_w"] == cap_w]
 
 
 def test_panels_of_the_sweep_stand_in_the_order_of_the_file(koszczal):
-    pictures = dict(figures(koszczal.design, koszczal.history))
-    picture = pictures["Energy, time and their products over the power cap"]
+    every = {p.name: p for p in pictures(koszczal.design, koszczal.history)}
+    assert list(every) == ["sweep", "pareto", "normalised", "gpus", "scaling"]
+    picture = every["sweep"].draw()
     titles = [ax.get_title(loc="left") or ax.get_title() for ax in picture.axes if ax.lines]
     assert titles == ["1 GPU", "2 GPUs", "4 GPUs", "8 GPUs"]
-    assert "Energy against time" in pictures
 
 
 def test_the_best_clock_lies_between_and_larger_batches_cost_less(v100):
@@ -116,11 +137,69 @@ def test_the_best_clock_lies_between_and_larger_batches_cost_less(v100):
     assert speeds == sorted(speeds)
     assert levels[-1].energy.value == levels[-1].time.value == 1  # the reference itself
     said = findings(v100.design, v100.history)
-    assert sum("larger batches cost less per sample" in text for text in said) == 4
+    assert any(text.startswith("Larger batches cost less per sample in 16 of 16") for text in said)
     tables = campaign_tables(v100.design, v100.history, ("marginals", "optimum"))
-    assert [len(table) for table in tables] == [7, 4]
-    pictures = dict(figures(v100.design, v100.history))
-    assert list(pictures) == ["Energy, time and their products over the SM clock"]  # no front of unlike work
+    assert [len(table) for table in tables] == [7, 4 * 5]  # 4 algorithms; 4 models, and all of them
+    every = [p.name for p in pictures(v100.design, v100.history)]
+    kinds = ["train-gemm", "train-fft", "train-winograd", "infer-tensorrt"]
+    assert every == ["normalised", *(f"sm_clock-{kind}" for kind in kinds)]
+
+
+def test_the_knee_of_power_is_where_the_voltage_leaves_its_floor(v100):
+    found = knee(marginals(v100.design, groups_of(v100.design, v100.history), CORE))
+    assert found.value == pytest.approx(CARDS["v100"].knee * 1380, rel=0.05)
+    assert any("has a knee at" in text for text in findings(v100.design, v100.history))
+
+
+def test_power_in_proportion_to_the_clock_has_no_knee(v100):
+    levels = marginals(v100.design, groups_of(v100.design, v100.history), CORE)
+    straight = [replace(m, blocks={0: (m.level * m.time.value, m.time.value)}) for m in levels]
+    assert knee(straight) is None
+
+
+def test_the_2080_ti_says_that_its_memory_clock_hardly_matters(tmp_path):
+    study = run_study("tang-rtx2080ti", "sim:rtx2080ti", tmp_path, repeats=1)
+    (said,) = [text for text in findings(study.design, study.history) if "memory clock" in text and "hardly" in text]
+    assert said.startswith("The memory clock hardly moves the speed")
+
+
+def test_one_card_of_each_kind_stands_for_all_like_it(titans):
+    (table,) = campaign_tables(titans.design, titans.history, ("machines",))
+    phases = {
+        (f.cell.levels["card"], f.cell.levels["gpus"]): f
+        for f in titans.figures
+        if (f.cell.levels["model"], f.cell.levels["batch_size"]) == ("caffenet", 128)
+    }
+    rows = {row["cards"]: row for row in table.records() if (row["model"], row["batch_size"]) == ("caffenet", 128)}
+    assert rows["2 pascal"]["energy_j"] == pytest.approx(2 * phases["pascal", 2].energy_j.value)
+    both = 2 * phases["pascal", 4].energy_j.value + 2 * phases["maxwell", 4].energy_j.value
+    assert rows["2 pascal + 2 maxwell"]["energy_j"] == pytest.approx(both)
+    assert rows["2 pascal + 2 maxwell"]["time_s"] == max(phases[kind, 4].time_s.value for kind in ("pascal", "maxwell"))
+
+
+def test_castros_tables_come_out_of_the_campaign(titans):
+    numbers = list(castro(titans))
+    of = counted(numbers)
+    assert [of[f"castro {n}"][1] for n in (3, 4, 5, 6, 7, 8, 10, 12, 13)] == [0] * 9
+    assert of["castro 6"][0] == 105
+    said = findings(titans.design, titans.history)
+    assert any(text.startswith("Mixed cards wait for the slower kind") for text in said)
+    assert any("2d-cnn: normal falls with the batch size" in text.lower() for text in said)
+    left = [cell.levels for cell in titans.design.cells() if cell.id in titans.history.left]
+    assert [(levels["model"], levels["batch_size"], levels["gpus"]) for levels in left] == [("resnet-im", 256, 1)] * 2
+
+
+def test_knobs_of_a_training_to_a_target_are_told_apart(tmp_path):
+    study = run_study("zeus", "sim:v100", tmp_path)
+    numbers = [n for n in zeus(study) if n.table == "zeus traces"]
+    assert sum(n.verdict == "met" for n in numbers) >= 16
+    (table,) = campaign_tables(study.design, study.history, ("trainings",))
+    first = {row["job"]: row["batch_size"] for row in reversed(table.records())}
+    assert first["librispeech"] == 192  # the default batch size comes first
+    by_seed = {}
+    for row in table.records():  # a cap does not change what is computed
+        by_seed.setdefault((row["job"], row["batch_size"], row["power_cap_w"]), []).append(row["epochs"])
+    assert by_seed["squad", 8, 100] == by_seed["squad", 8, 250]
 
 
 @pytest.mark.parametrize(

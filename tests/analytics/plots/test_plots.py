@@ -115,7 +115,7 @@ def test_joules_of_several_ranks_are_of_the_samples_of_all(tmp_path, machines):
 def test_the_front_and_the_lines_of_equal_edp_and_eds_are_the_metrics_own(configurations):
     found = configurations(CAPS)
     energies, times = zip(*map(drawn_of, rows_of(found)), strict=True)
-    figure = plots.draw_pareto(found, "caps", "target=default", 1.5)
+    figure = plots.draw_pareto(found, "caps", "target=default", (1.5,))
     ax = figure.axes[0]
     curves = {str(line.get_label()).split(":")[0]: np.asarray(line.get_xydata()) for line in ax.lines}
     at = pareto_front(times, energies)

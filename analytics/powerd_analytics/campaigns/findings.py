@@ -1,0 +1,361 @@
+"""What comes out of a campaign, as sentences with figures and their 95 % intervals.
+
+Each function looks for one thing that published studies have found, and says what it is here, whichever way it goes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from math import exp, log
+from statistics import fmean
+
+from powerd_analytics.campaigns.cell_tables import kernels_of
+from powerd_analytics.campaigns.design import GPUS, KNOBS, MODEL, Design
+from powerd_analytics.campaigns.group_tables import LEAST, floor_j, savings, wholes
+from powerd_analytics.campaigns.groups import (
+    CORE,
+    MEMORY,
+    Best,
+    Group,
+    Scaling,
+    chosen,
+    groups_of,
+    knee,
+    marginals,
+    scalings,
+    setting_text,
+    spans,
+)
+from powerd_analytics.campaigns.journal import History
+from powerd_analytics.campaigns.results import CellFigures, Mean, cell_figures, mean_ratio, same_losses
+from powerd_analytics.export import Cell as TableCell
+from powerd_analytics.runs.accuracy import is_lower_better
+from powerd_core.text import with_u95
+
+NEAR = 0.01
+"""A result that is off the best by this share is about as good."""
+VALLEY = 1.01
+"""Settings that cost so many times the least energy are in its valley."""
+HARDLY = 0.03
+"""A change of speed below this is hardly one."""
+ONE_BY_ONE = 8
+"""More groups than this share a sentence."""
+_BATCH = ("batch_size", "batch")
+_SHORT = {
+    "power_cap_w": "limit",
+    "sm_clock_mhz": "SM clock",
+    "mem_clock_mhz": "memory clock",
+    "batch_size": "batch size",
+}
+
+
+def findings(design: Design, history: History) -> list[str]:
+    """The sentences, in the order of the page."""
+    figures, groups = cell_figures(design, history), groups_of(design, history)
+    knobs = [name for name in design.factors if name in KNOBS]
+    compared = [g for g in groups if g.reference is not None and len(g.cells) > 1] if knobs else []
+    sentences = [] if knobs else _of_cells(figures)
+    sentences += _of_groups(design, compared, knobs)
+    sentences += _of_least_loss(compared, knobs)
+    sentences += _of_savings(design, figures)
+    sentences += [text for scaling in scalings(design, history) for text in _of_scaling(scaling)]
+    sentences += _of_floor(design, figures)
+    sentences += _of_clocks(design, groups)
+    sentences += _of_batches(design, figures)
+    sentences += _of_mixed_cards(design, figures)
+    sentences += _of_accuracy(figures)
+    sentences += _of_kernels(design, history)
+    sentences += same_losses(design, history)
+    return [f"{text[:1].upper()}{text[1:].rstrip('.')}." for text in sentences]
+
+
+def _of_cells(figures: Sequence[CellFigures]) -> list[str]:
+    """The cell of least energy, and of those that are about as accurate as the best one."""
+    if len(figures) < 2:
+        return []
+    unit = "J a sample" if figures[0].is_per_sample else "J"
+    best = min(figures, key=lambda f: f.energy_j.value)
+    sentences = [f"the least energy is at {best.cell}: {_text(best.energy_j)} {unit}"]
+    for name in list(best.accuracy)[:1]:
+        known = [f for f in figures if name in f.accuracy]
+        if is_lower_better(name) or not known:
+            continue
+        most = max(f.accuracy[name].value for f in known)
+        good = [f for f in known if f.accuracy[name].value >= most * (1 - NEAR)]
+        cheapest = min(good, key=lambda f: f.energy_j.value)
+        among = f"in {len(good)} of {len(known)} cells {name} is"
+        near = f"{among} within {100 * NEAR:g} % of the best ({most:.4g})"
+        what = f"{_text(cheapest.energy_j)} {unit}, with {name} {_text(cheapest.accuracy[name])}"
+        sentences.append(f"{near}; of these the least energy is at {cheapest.cell}: {what}")
+    return sentences
+
+
+# -- the best setting --------------------------------------------------------------------------------------------------
+
+
+def _of_groups(design: Design, groups: Sequence[Group], knobs: Sequence[str]) -> Iterator[str]:
+    """Where the least energy and the least EDP are, what they save, and how wide the valley is."""
+    for metric in ("e", "edp"):
+        best = [(group, chosen(design, group, metric)) for group in groups]
+        if len(groups) <= ONE_BY_ONE:
+            yield from (_of_group(group, of, metric, knobs) for group, of in best)
+        else:
+            yield _of_many(best, metric, knobs)
+
+
+def _of_group(group: Group, best: Best, metric: str, knobs: Sequence[str]) -> str:
+    name = _name(group.levels)
+    sentence = f"{name + ': ' if name else ''}the least {LEAST[metric]} is at {setting_text(best.cell)}"
+    off = group.off_reference(best.cell)
+    if off is not None:
+        energy, time = off
+        sentence += f", with {_per_cent(energy, 'energy')} and {_per_cent(time, 'time')} than at the reference"
+    if len(best.as_good) > 1:
+        others = "; ".join(spans(best.as_good, group.cells, knob) for knob in knobs)
+        sentence += f"; {others} cannot be told from it"
+    if metric == "e" and len(knobs) == 1:
+        sentence += f"; the valley, within 1 % of the least energy, is {_valley(group, knobs[0])}"
+    return sentence
+
+
+def _of_many(best: Sequence[tuple[Group, Best]], metric: str, knobs: Sequence[str]) -> str:
+    offs = [off for group, of in best if (off := group.off_reference(of.cell)) is not None]
+    energies, times = zip(*offs, strict=True)
+    cells = [of.cell for _, of in best]
+    where = "; ".join(spans(cells, cells, knob) for knob in knobs)
+    return (
+        f"in {len(best)} kinds of training the least {LEAST[metric]} is at {where}; off the reference, energy is "
+        f"{_range(energies)} % and time {_range(times)} %"
+    )
+
+
+def _range(ratios: Sequence[float]) -> str:
+    return f"{100 * (min(ratios) - 1):+.3g} to {100 * (max(ratios) - 1):+.3g}"
+
+
+def _valley(group: Group, knob: str) -> str:
+    """The levels whose mean energy is near the least mean."""
+    off = {cell: found[0] for cell in group.cells if (found := group.off_reference(cell)) is not None}
+    near = [cell for cell, energy in off.items() if energy <= VALLEY * min(off.values())]
+    levels = [float(cell.levels[knob]) for cell in near]
+    width = f" ({max(levels) - min(levels):g} wide)" if len(levels) > 1 else ""
+    return spans(near, group.cells, knob) + width
+
+
+def _of_least_loss(groups: Sequence[Group], knobs: Sequence[str]) -> Iterator[str]:
+    """Which model loses least time at the lowest level of the knob."""
+    if len(knobs) != 1 or len(groups) < 2 or len({g.levels.get(MODEL) for g in groups}) < len(groups):
+        return
+    slower: dict[str, float] = {}
+    for group in groups:
+        lowest = min(group.cells, key=lambda cell: float(cell.levels[knobs[0]]))
+        if (off := group.off_reference(lowest)) is not None:
+            slower[str(group.levels[MODEL])] = 100 * (off[1] - 1)
+    if len(slower) > 1:
+        least, most = min(slower, key=lambda n: slower[n]), max(slower, key=lambda n: slower[n])
+        at = setting_text(min(groups[0].cells, key=lambda cell: float(cell.levels[knobs[0]])))
+        yield (
+            f"at {at} {least} loses least time ({slower[least]:.3g} %), and {most} most ({slower[most]:.3g} %) "
+            f"of {len(slower)} models"
+        )
+
+
+def _of_savings(design: Design, figures: Sequence[CellFigures]) -> Iterator[str]:
+    """What each factor of the reference saves alone, and all of them together."""
+    by_model: dict[str, list[str]] = {}
+    for s in savings(design, figures):
+        name = " and ".join(_SHORT.get(n, n) for n in s.free)
+        saved = _with_u95(Mean(1 - s.energy.value, s.energy.u95), 100)
+        by_model.setdefault(s.model, []).append(f"{name} {saved} %")
+    for model, texts in by_model.items():
+        yield f"{model + ': ' if model else ''}the most energy that is saved by choosing {_listed(texts)}"
+
+
+# -- several GPUs ------------------------------------------------------------------------------------------------------
+
+
+def _of_scaling(scaling: Scaling) -> list[str]:
+    """How the saving goes with the number of GPUs, and how the speed does."""
+    rows, name = scaling.rows, ", ".join(str(level) for level in scaling.levels.values())
+    prefix = f"{name}: " if name else ""
+    saved = [1 - row.energy.value for row in rows]
+    numbers = _listed([f"{row.gpus}" for row in rows])
+    verb = "grows" if saved == sorted(saved) else "does not simply grow"
+    values = _listed([_with_u95(Mean(1 - row.energy.value, row.energy.u95), 100) for row in rows])
+    sentences = [
+        f"{prefix}the most energy that a setting saves {verb} with the number of GPUs: {values} % with {numbers}"
+    ]
+    most, set_to = rows[-1], setting_text(scaling.at)
+    better = "better" if most.speed_up_set.value > most.speed_up.value else "no better"
+    at_both = f"{_with_u95(most.speed_up)} times as fast as {rows[0].gpus} at the reference, and "
+    at_both += f"{_with_u95(most.speed_up_set)} times at {set_to}"
+    sentences.append(f"{prefix}{most.gpus} GPUs are {at_both}: capped, they scale {better}")
+    return sentences
+
+
+def _of_floor(design: Design, figures: Sequence[CellFigures]) -> Iterator[str]:
+    """How much of the joules at the reference idling would have drawn, by number of GPUs: why few of them save less."""
+    if design.idle_w is None:
+        return
+    at = {f.cell.levels.get(GPUS, 1): f for f in figures if f.cell == design.reference_of(f.cell)}
+    shares = {gpus: 100 * floor_j(design, f) / f.energy_j.value for gpus, f in at.items()}
+    if len(shares) > 1:
+        texts, numbers = _listed([f"{share:.3g}" for share in shares.values()]), _listed([str(n) for n in shares])
+        yield (
+            f"the idle floor of {design.idle_w:g} W is {texts} % of the joules at the reference with {numbers} GPUs: "
+            "what idles is paid for longer at a low cap, and no cap lowers it"
+        )
+
+
+# -- clocks ------------------------------------------------------------------------------------------------------------
+
+
+def _of_clocks(design: Design, groups: Sequence[Group]) -> Iterator[str]:
+    """What each clock does from its least to its greatest level, all else being equal, and where power bends."""
+    for knob, name in ((CORE, "SM clock"), (MEMORY, "memory clock")):
+        levels = marginals(design, groups, knob)
+        if not levels:
+            continue
+        first, last = levels[0], levels[-1]
+        speed, energy = first.time.value / last.time.value, last.energy.value / first.energy.value
+        hardly = "hardly moves the speed" if abs(speed - 1) < HARDLY else "moves the speed"
+        change = f"from {first.level:g} to {last.level:g} MHz it changes by {100 * (speed - 1):+.3g} %, "
+        change += f"and energy by {100 * (energy - 1):+.3g} %"
+        yield f"the {name} {hardly}: {change}, in the geometric mean over all else"
+        if knob == CORE and (bend := knee(levels)) is not None:
+            yield (
+                f"power over the {name} has a knee at {_with_u95(bend)} MHz: above it power rises faster than the "
+                "clock, as there the voltage leaves its floor"
+            )
+
+
+# -- batch sizes and cards ---------------------------------------------------------------------------------------------
+
+
+def _of_batches(design: Design, figures: Sequence[CellFigures]) -> Iterator[str]:
+    """What a sample costs by batch size, all else being equal, other knobs at their reference."""
+    by_others: dict[tuple[tuple[str, TableCell], ...], dict[float, Mean]] = {}
+    if set(_BATCH) & set(design.reference):  # chosen, and compared with its reference
+        return
+    for f in figures:
+        batch = next((f.cell.levels[n] for n in _BATCH if n in f.cell.levels), None)
+        reference = design.reference_levels(f.cell.levels) or {}
+        is_reference = all(f.cell.levels[n] == reference.get(n) for n in design.reference if n in KNOBS)
+        if is_reference and isinstance(batch, int | float):
+            own = tuple((n, v) for n, v in f.cell.levels.items() if n not in (*_BATCH, *KNOBS))
+            by_others.setdefault(own, {})[float(batch)] = f.energy_j
+    several = {others: means for others, means in by_others.items() if len(means) > 1}
+    unit = "J a sample" if figures and figures[0].is_per_sample else "J"
+    if len(several) <= ONE_BY_ONE:
+        for others, means in several.items():
+            joules = [means[batch] for batch in sorted(means)]
+            verb = "cost less" if all(a.value > b.value for a, b in pairwise(joules)) else "do not always cost less"
+            values, sizes = _listed([_with_u95(mean) for mean in joules]), _listed([f"{b:g}" for b in sorted(means)])
+            yield f"{_name(dict(others))}: larger batches {verb} per sample: {values} {unit} at {sizes}"
+        return
+    ratios = {others: means[max(means)].value / means[min(means)].value for others, means in several.items()}
+    fewer = sum(ratio < 1 for ratio in ratios.values())
+    mean = exp(fmean(map(log, ratios.values())))
+    yield (
+        f"larger batches cost less per sample in {fewer} of {len(ratios)} kinds of training: from the smallest to the "
+        f"largest batch energy changes by {100 * (mean - 1):+.3g} % in the geometric mean "
+        f"({100 * (min(ratios.values()) - 1):+.3g} to {100 * (max(ratios.values()) - 1):+.3g} %)"
+    )
+
+
+def _of_mixed_cards(design: Design, figures: Sequence[CellFigures]) -> Iterator[str]:
+    """How long a batch takes on cards of several kinds, beside the same share of it on each kind alone.
+
+    With as many cards of each kind, and batches of a share of the size, a run of the same work has more batches.
+    """
+    alone: dict[tuple[TableCell, float], dict[str, float]] = {}
+    mixed: dict[tuple[TableCell, float], float] = {}
+    for w in wholes(design, figures):
+        batch = next((float(str(w.levels[n])) for n in _BATCH if n in w.levels), 0.0)
+        model, kinds = w.levels.get(MODEL), len(w.cards)
+        if kinds > 1:
+            mixed[model, batch / kinds] = w.time_s.value * batch
+        else:
+            ((kind, n),) = w.cards.items()
+            if n == design.instrument.mixed.get(kind):
+                alone.setdefault((model, batch), {})[kind] = w.time_s.value * batch
+    both = [(time, alone[key].values()) for key, time in mixed.items() if len(alone.get(key, ())) > 1]
+    if both:
+        slow = mean_ratio([time / max(others) for time, others in both])
+        fast = mean_ratio([time / min(others) for time, others in both])
+        yield (
+            "mixed cards wait for the slower kind: with the same share of a batch each, all together take "
+            f"{_with_u95(slow)} times as long as the slower kind alone, and {_with_u95(fast)} times as long as the "
+            "faster"
+        )
+
+
+def _of_accuracy(figures: Sequence[CellFigures]) -> Iterator[str]:
+    """How what was trained gets better or worse with the batch size, by model."""
+    found: dict[tuple[str, str], dict[float, list[Mean]]] = {}
+    for f in figures:
+        batch = next((f.cell.levels[n] for n in _BATCH if n in f.cell.levels), None)
+        better = {name: mean for name, mean in f.accuracy.items() if not is_lower_better(name)}
+        for name, mean in list(better.items())[:1]:
+            if isinstance(batch, int | float):
+                found.setdefault((str(f.cell.levels.get(MODEL, "")), name), {}).setdefault(float(batch), []).append(
+                    mean
+                )
+    for (model, name), by_batch in found.items():
+        if len(by_batch) < 2:
+            continue
+        means = {batch: fmean(m.value for m in by_batch[batch]) for batch in sorted(by_batch)}
+        values = list(means.values())
+        falls, rises = values == sorted(values, reverse=True), values == sorted(values)
+        verb = "falls" if falls else "rises" if rises else "neither falls nor rises"
+        texts = _listed([f"{value:.4g}" for value in values])
+        sizes = _listed([f"{batch:g}" for batch in means])
+        yield f"{model + ': ' if model else ''}{name} {verb} with the batch size: {texts} at {sizes}"
+
+
+def _of_kernels(design: Design, history: History) -> Iterator[str]:
+    """Cells that ran other kernels than the one that they are compared with."""
+    kernels = kernels_of(design, history)
+    other = [
+        str(cell)
+        for cell, of in kernels.items()
+        if (reference := design.reference_of(cell)) in kernels and kernels[reference]["digest"] != of["digest"]
+    ]
+    if other:
+        more = f" and {len(other) - 3} more" if len(other) > 3 else ""
+        yield (
+            f"{len(other)} {'cells' if len(other) > 1 else 'cell'} ran other kernels than what they are compared with "
+            f"({'; '.join(other[:3])}{more}): there another algorithm may explain the energy"
+        )
+
+
+# -- words -------------------------------------------------------------------------------------------------------------
+
+
+def _name(levels: Mapping[str, TableCell]) -> str:
+    return ", ".join(_level(name, level) for name, level in levels.items())
+
+
+def _level(name: str, level: TableCell) -> str:
+    if name == GPUS:
+        return f"{level} GPU{'' if level == 1 else 's'}"
+    return f"{level}" if isinstance(level, str) else f"{name.removesuffix('_size')} {level}"
+
+
+def _text(mean: Mean) -> str:
+    return with_u95(mean.value, mean.u95)
+
+
+def _listed(texts: Sequence[str]) -> str:
+    return f"{', '.join(texts[:-1])} and {texts[-1]}" if len(texts) > 1 else "".join(texts)
+
+
+def _with_u95(mean: Mean, per: float = 1.0) -> str:
+    """Three digits, with the 95 % half-width where there is one."""
+    text = f"{per * mean.value:.3g}" if per * mean.value < 1000 else f"{per * mean.value:,.0f}"
+    return f"{text} ± {per * mean.u95:.2g}" if mean.u95 else text
+
+
+def _per_cent(ratio: float, what: str) -> str:
+    return f"{abs(100 * (ratio - 1)):.3g} % {'less' if ratio < 1 else 'more'} {what}"

@@ -1,0 +1,58 @@
+"""The tables of a campaign, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from powerd_analytics.campaigns.cell_tables import (
+    accuracy_table,
+    cells_table,
+    efficiency_table,
+    kernels_table,
+    phases_table,
+    spread_table,
+    trainings_table,
+)
+from powerd_analytics.campaigns.design import Design
+from powerd_analytics.campaigns.group_tables import (
+    floor_table,
+    machines_table,
+    marginals_table,
+    minima_table,
+    optimum_table,
+    ranges_table,
+    savings_table,
+    scaling_table,
+)
+from powerd_analytics.campaigns.journal import History
+from powerd_analytics.campaigns.results import CellFigures, cell_figures
+from powerd_analytics.export import Table
+
+_MAKERS: dict[str, Callable[[Design, History, Sequence[CellFigures]], Table]] = {
+    "cells": cells_table,
+    "phases": phases_table,
+    "accuracy": accuracy_table,
+    "minima": minima_table,
+    "ranges": ranges_table,
+    "savings": savings_table,
+    "scaling": scaling_table,
+    "floor": floor_table,
+    "machines": machines_table,
+    "marginals": marginals_table,
+    "optimum": optimum_table,
+    "efficiency": efficiency_table,
+    "kernels": kernels_table,
+    "spread": spread_table,
+    "trainings": trainings_table,
+}
+"""By name, in the order of the page."""
+ON_REQUEST = ("spread", "trainings")
+"""Those that are not shown unless they are asked for."""
+
+
+def campaign_tables(design: Design, history: History, names: Sequence[str] = ()) -> list[Table]:
+    """The tables that are asked for, by default all that the campaign has."""
+    figures = cell_figures(design, history)
+    wanted = names or [name for name in _MAKERS if name not in ON_REQUEST]
+    tables = [_MAKERS[name](design, history, figures) for name in wanted]
+    return [table for table in tables if len(table) or table.name in names]

@@ -1,0 +1,134 @@
+"""What rows of a simulation say, and the tables that come of it: phases, kernels, operations, pilots."""
+
+import subprocess
+import sys
+
+import pytest
+
+from powerd_analytics.campaigns.design import design_of
+from powerd_analytics.campaigns.findings import findings
+from powerd_analytics.campaigns.journal import Journal, read_history
+from powerd_analytics.campaigns.runner import Blocks, Runner, begin, piloted
+from powerd_analytics.campaigns.simulated import Simulated
+from powerd_analytics.campaigns.tables import campaign_tables
+
+ROWS = [
+    {
+        "model": "alexnet",
+        "phases": {"forward": [2.0, 0.1], "backward": [6.0, 0.3]},
+        "operations_per_sample": 1e9,
+        "operations_executed_per_sample": 6e9,
+    },
+    {"model": "sgemm", "phases": {"forward": [4.0, 0.1]}, "operations_per_sample": 8e9},
+    {"model": "alexnet", "batch_size": 64, "kernels": ["winograd", "gemm"]},
+    {"model": "alexnet", "batch_size": 128, "kernels": ["fft", "gemm"]},
+    {"model": "sgemm", "kernels": ["gemm"]},
+]
+
+
+def run(folder, **tables):
+    document = {
+        "campaign": {"name": "c", "command": ["train", "{model}", "{batch_size}"]},
+        "factors": {"model": ["alexnet", "sgemm"], "batch_size": [64, 128]},
+        "work": {"images": 1280}, "order": {"reference": {"batch_size": 64}}, "repeats": {"min": 2},
+        "simulation": {"noise": 0.0, "rows": ROWS},
+    }  # fmt: skip
+    design = design_of(document | tables)
+    executor = Simulated.named(design, "sim:rtx6000")
+    with Journal(folder) as journal:
+        design = piloted(begin(design, executor, journal), executor, journal)
+        Runner(design, Blocks(design), Simulated.named(design, "sim:rtx6000"), journal).run()
+    return design, read_history(folder)
+
+
+def records(name, design, history):
+    (table,) = campaign_tables(design, history, (name,))
+    return {(row["model"], row["batch_size"], row.get("phase")): row for row in table.records()}
+
+
+def test_seconds_and_joules_of_phases_are_of_a_batch_and_beside_the_reference(tmp_path):
+    rows = records("phases", *run(tmp_path))
+    backward = rows["alexnet", 128, "backward"]
+    assert (backward["energy_j"], backward["time_s"]) == pytest.approx((6.0, 0.3))
+    assert backward["energy_pct"] == pytest.approx(-50)  # half as many batches
+    assert ("sgemm", 64, "backward") not in rows
+
+
+def test_shares_of_a_matrix_product_and_both_ways_to_count(tmp_path):
+    rows = records("efficiency", *run(tmp_path))
+    own = rows["alexnet", 64, None]
+    assert own["gflops_per_w"] == pytest.approx(2 * 64 * 1.0 / 8.0)
+    assert own["gflops_per_w_executed"] == pytest.approx(64 * 6.0 / 8.0)
+    assert own["gflops"] == pytest.approx(64 * 6.0 / 0.4)
+    sgemm = rows["sgemm", 64, None]
+    # Of the product of both batch sizes, whichever comes last: they are one setting.
+    assert own["sgemm_pct"] == pytest.approx(100 * own["gflops_per_w"] / rows["sgemm", 128, None]["gflops_per_w"])
+    assert sgemm["gflops_per_w"] == pytest.approx(2 * 64 * 8.0 / 4.0)
+
+
+def test_cells_that_ran_other_kernels_than_their_reference_are_named(tmp_path):
+    design, history = run(tmp_path)
+    sets = {key[:2]: row["set"] for key, row in records("kernels", design, history).items()}
+    assert sets["alexnet", 64] != sets["alexnet", 128]
+    assert sets["sgemm", 64] == sets["sgemm", 128]
+    (said,) = [text for text in findings(design, history) if "other kernels" in text]
+    assert said.startswith("1 cell ran other kernels")
+    assert "alexnet, batch_size 128" in said
+
+
+def test_a_cell_that_does_not_fit_is_left_out_and_the_rest_goes_on(tmp_path):
+    rows = [*ROWS, {"model": "sgemm", "batch_size": 128, "is_out_of_memory": True}]
+    design, history = run(tmp_path, simulation={"noise": 0.0, "rows": rows})
+    (left,) = [cell for cell in design.cells() if cell.id in history.left]
+    assert (left.levels["model"], left.levels["batch_size"]) == ("sgemm", 128)
+    assert history.left[left.id].reason == "out-of-memory"
+
+
+def test_a_pilot_runs_once_and_its_result_goes_into_every_command(tmp_path):
+    tables = {
+        "campaign": {"name": "c", "command": ["train", "{model}", "{batch_size}", "{epochs}"]},
+        "pilot": {"command": ["train", "--pilot"], "runs": 2},
+        "simulation": {"noise": 0.0, "rows": ROWS, "pilot": 7},
+    }
+    design, history = run(tmp_path, **tables)
+    assert history.pilot == 7
+    item = design.block(0, design.cells())[0]
+    assert design.argv(item)[-1] == "7"
+    assert design.samples == 7 * 1280
+    other = {**tables, "simulation": {"noise": 0.0, "rows": ROWS, "pilot": 9}}
+    design, history = run(tmp_path, **other)  # goes on: the pilot has run
+    assert (history.pilot, design.samples) == (7, 7 * 1280)
+
+
+PILOT = """
+import sys
+import powerd_client
+with powerd_client.Meter() as meter:
+    with meter.phase("training"):
+        pass
+    {said}
+"""
+
+
+@pytest.mark.parametrize(("said", "why"), [("meter.result(epochs=3)", ""), ("pass", "it says no epochs")])
+def test_a_real_pilot_is_recorded_and_must_say_its_result(tmp_path, said, why):
+    (tmp_path / "pilot.py").write_text(PILOT.format(said=said))
+    (tmp_path / "c.toml").write_text(f"""
+[campaign]
+name = "c"
+command = ["{sys.executable}", "-c", "pass", "{{n}}", "{{epochs}}"]
+[pilot]
+command = ["{sys.executable}", "{tmp_path}/pilot.py"]
+[factors]
+n = [1]
+[repeats]
+min = 1
+""")
+    command = [sys.executable, "-m", "powerd_analytics", "campaign", "run", "c.toml"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    if why:
+        assert (done.returncode, why in done.stderr) == (2, True), done.stderr
+        assert "the pilot failed" in done.stderr
+        return
+    assert done.returncode == 0, done.stderr
+    assert read_history(tmp_path / "c").pilot == 3
