@@ -44,6 +44,8 @@ LEAST_CURVE = 4
 PARABOLA_SD, SMOOTH_SD, SMOOTH_LENGTH = 1.0, 0.03, 0.25
 """Standard deviations of ln M that a curve may have: of a parabola's coefficients, and of the rest, which is smooth
 over so much of ln cap."""
+NEARBY = 0.5
+"""Of ln cap: caps so near the best one are what the curve is drawn through. Farther away a cap may not bind at all."""
 LEAST_NOISE = 0.003
 """Of ln M of a window, which a few equal references do not refute."""
 LEAST_STEP = 0.004
@@ -225,19 +227,25 @@ class CapSearch:
         return min(fast, key=self._curve(points))
 
     def _curve(self, points: Mapping[float, tuple[float, float]]) -> Callable[[float], float]:
-        """ln M over the cap: of a Gaussian process that has seen the windows. Of few caps, what was measured."""
-        if len(points) < LEAST_CURVE:
+        """ln M over the cap: of a Gaussian process that has seen the windows near the least one. Farther away, and of
+        few caps, what was measured."""
+        fast = [cap for cap in points if self._is_fast(points[cap])]
+        least = min(fast, key=lambda cap: self._log_m(points[cap]))
+        near = [cap for cap in points if abs(math.log(cap / least)) <= NEARBY]
+        if len(near) < LEAST_CURVE:
             return lambda cap: self._log_m(points[cap])
         counts = Counter(window.level for window in self._windows)
         variance = max(self._step_of_m() ** 2 / 2, LEAST_NOISE**2)  # of a step: two windows'
-        places = {cap: math.log(cap / self.default) for cap in points}
+        places = {cap: math.log(cap / least) for cap in near}
         covariances = [[_covariance(x, y) for y in places.values()] for x in places.values()]
-        for i, cap in enumerate(points):
+        for i, cap in enumerate(near):
             covariances[i][i] += variance / counts[cap]
-        weights = _solved(covariances, [self._log_m(points[cap]) for cap in points])
+        weights = _solved(covariances, [self._log_m(points[cap]) for cap in near])
 
         def mean(cap: float) -> float:
-            x = math.log(cap / self.default)
+            if cap in points and cap not in places:
+                return self._log_m(points[cap])
+            x = math.log(cap / least)
             return math.fsum(w * _covariance(x, y) for w, y in zip(weights, places.values(), strict=True))
 
         return mean
@@ -274,7 +282,7 @@ class CapSearch:
         i, curve = caps.index(best_w), self._curve(points)
         if not 0 < i < len(caps) - 1 or curve(caps[i - 1]) < curve(best_w):
             return None
-        if len(points) < LEAST_CURVE:
+        if len([cap for cap in caps if abs(math.log(cap / best_w)) <= NEARBY]) < LEAST_CURVE:
             return best_w
         return float(min(range(math.ceil(caps[i - 1]), math.floor(caps[i + 1]) + 1), key=curve))
 
