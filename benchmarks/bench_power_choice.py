@@ -1,42 +1,62 @@
 """A power cap chosen inside a training: by `Meter.optimise_power`, by Zeus, and not at all, on the same simulated GPU.
 
-Each row is a training of as many iterations on a simulated GPU of its own, which tells its exact joules. Zeus is the
-GlobalPowerLimitOptimizer of the package zeus 0.16 (``--zeus DIR`` says where it is installed; without it there is no
-such row), with its default windows (10 + 40 iterations a limit, 25 W apart) and its default cost, eta 0.5. Ours is told
-the same steps, by ``--metric`` with ``--max-slowdown``. Excess is by how much the metric at the cap that was left is
-above its best at any whole watt, by the physics of the card; Zeus' by Zeus' cost, ours by ours. Then each training is
-killed by SIGKILL after its search: what limit does the card have two seconds later?
+The comparison runs in virtual time: the card, both choosers and their clocks share one clock that moves with the card
+alone, so that it does not depend on how busy the machine is. Each row is a training of as many iterations, which vary
+by chance (``--jitter``) and wander slowly (``--wander``), the same for all choosers; the card tells its exact joules.
 
-    python benchmarks/bench_power_choice.py --zeus /tmp/zeus
+Zeus is the GlobalPowerLimitOptimizer of the package zeus 0.16 (``--zeus DIR`` says where it is installed; without it
+there are no such rows) with its default windows (10 + 40 iterations a limit, 25 W apart): once choosing by its own
+default cost, eta 0.5, and once by the metric that ours has. Ours is told the same steps, with its default windows and
+its default settling time. Both read the driver's counter of joules, which is renewed every 0.1 s: Zeus as it stands,
+ours between two renewals in proportion, and a second late. *Excess* is by how much the metric at the cap that was left
+is above its best at any whole watt, by the physics of the card. *Search* is what the iterations of the search took
+beyond as many at that cap.
+
+With ``--killed`` real trainings on a simulated GPU are killed by SIGKILL while they hold a cap: what limit does the
+card have two seconds later?
+
+    python benchmarks/bench_power_choice.py --zeus DIR
+    python benchmarks/bench_power_choice.py --zeus DIR --killed
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
+import random
 import subprocess
 import sys
 import tempfile
-import time
-from pathlib import Path
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from statistics import fmean
 
+import numpy as np
 from common import machine, options
 
-from powerd_core.gpu_physics import NETWORKS, RTX_6000, operate
+from powerd_client.cap_search import METRICS, CapSearch
+from powerd_client.integral import Integral
+from powerd_client.live_energy import Energy
+from powerd_client.power_choice import PowerChooser
+from powerd_core.gpu_physics import NETWORKS, RTX_6000, operate, timed
+from powerd_core.verdict import Verdict
+from powerd_daemon.sources.sim.gpu import RENEWAL_S, SimulatedGpu, SimulatedNode, work_of
+from powerd_daemon.sources.sim.nvml_face import NvmlFace, make_module
 
 LEAST_W, DEFAULT_W, _ = RTX_6000.limits_w
+BEGIN_S, LATE_S = 1000.0, 1.0
+WANDER_S = 30.0
+"""Correlation time of the slow part of the iterations' length."""
 
 
 def value(name: str, metric: str, cap_w: float) -> float:
     """What a chooser makes least, of an iteration."""
     at = operate(RTX_6000, NETWORKS[name], cap_w)
-    by = {
-        "zeus": 0.5 * at.energy_j + 0.5 * DEFAULT_W * at.time_s,
-        "e": at.energy_j,
-        "edp": at.energy_j * at.time_s,
-        "ed2p": at.energy_j * at.time_s**2,
-    }
-    return by[metric]
+    if metric == "zeus":
+        return 0.5 * at.energy_j + 0.5 * DEFAULT_W * at.time_s
+    of_energy, of_time = METRICS[metric]
+    return float(at.energy_j**of_energy * at.time_s**of_time)
 
 
 def excess(name: str, metric: str, cap_w: float, max_slowdown: float) -> float:
@@ -46,115 +66,285 @@ def excess(name: str, metric: str, cap_w: float, max_slowdown: float) -> float:
     return value(name, metric, cap_w) / min(value(name, metric, cap) for cap in fast) - 1
 
 
-def train(arguments: dict) -> None:
-    """The training, in the environment of the simulated GPU. Prints what the card truly took."""
+# ---- virtual time ----------------------------------------------------------------------------------------------------
+
+
+class VirtualTraining:
+    """A training on a card of its own, whose clock is the only one."""
+
+    def __init__(self, o, network: str, seed: int) -> None:
+        self.gpu = SimulatedGpu(RTX_6000, 0, seed=seed, now_s=BEGIN_S)
+        self.gpu.noise = o.noise
+        self._network = timed(NETWORKS[network], o.iteration_s)
+        self._random, self._o, self._wander = random.Random(seed), o, 0.0
+        self._t: list[float] = []
+        self._j: list[float] = []
+        self.iterate()
+
+    @property
+    def now_s(self) -> float:
+        return self.gpu.now_s
+
+    def iterate(self) -> None:
+        o, gauss = self._o, self._random.gauss
+        kept = math.exp(-o.iteration_s / WANDER_S)
+        self._wander = kept * self._wander + math.sqrt(1 - kept**2) * gauss(0.0, o.wander)
+        self.gpu.submit(work_of(self._network, math.exp(self._wander + gauss(0.0, o.jitter))))
+        while not self.gpu.is_idle:
+            self.gpu.advance(self.gpu.next_change_s() + 1e-9)
+        renewed_s = math.floor((self.now_s - BEGIN_S) / RENEWAL_S + 1e-9) * RENEWAL_S + BEGIN_S
+        if not self._t or renewed_s > self._t[-1] + 1e-6:
+            self._t.append(renewed_s)
+            self._j.append(self.gpu.energy_mj / 1e3)
+
+    def energy_between(self, begin_ns: int, end_ns: int, wait_s: float) -> list[Energy]:
+        t_ns = np.round(np.array(self._t) * 1e9).astype(np.int64)
+        joules = float(Integral.of_energy(t_ns, self._j).between(begin_ns, end_ns))
+        return [Energy("", joules, 0.01 * joules, device="gpu0")]
+
+
+@dataclass
+class Late:
+    """The result of what was submitted, when its time has come."""
+
+    training: VirtualTraining
+    ready_s: float
+    make: object
+
+    def done(self) -> bool:
+        return self.training.now_s >= self.ready_s
+
+    def result(self):
+        return self.make()
+
+
+class LateWorker(Executor):
+    def __init__(self, training: VirtualTraining) -> None:
+        self._training = training
+
+    def submit(self, function, /, *arguments):
+        return Late(self._training, self._training.now_s + LATE_S, lambda: function(*arguments))
+
+
+class VirtualHold:
+    """A lease on the card of a training."""
+
+    settle_s, problem, verdict = 1.0, "", Verdict.BINDING
+
+    def __init__(self, gpu: SimulatedGpu) -> None:
+        self._gpu = gpu
+
+    def acquire(self):
+        return self
+
+    def set(self, power_cap_w=None, sm_clock_mhz=None) -> bool:
+        if power_cap_w is not None:
+            self._gpu.change("limit_w", DEFAULT_W if power_cap_w == "default" else float(power_cap_w))
+        if sm_clock_mhz is not None:
+            self._gpu.change("core_mhz", None if sm_clock_mhz == "default" else (sm_clock_mhz, sm_clock_mhz))
+        return True
+
+    def release(self) -> None:
+        self.set("default", "default")
+
+
+def make_chooser(o, training: VirtualTraining, metric: str, **options) -> PowerChooser:
+    ranges = {"power_cap": (LEAST_W, DEFAULT_W), "sm_clock": (300.0, 2100.0)}
+    return PowerChooser(
+        lambda least, default: CapSearch(least, default, metric, o.max_slowdown),
+        lambda _: VirtualHold(training.gpu),
+        training.energy_between,
+        lambda *_: None,
+        find_range=lambda knob: (["gpu0"], *ranges[knob]),
+        now=lambda: round(training.now_s * 1e9),
+        worker=LateWorker(training),
+        **options,
+    )
+
+
+def ours(o, training: VirtualTraining, metric: str):
+    chooser = make_chooser(o, training, metric).__enter__()
+
+    def step() -> bool:
+        training.iterate()
+        chooser.step()
+        return chooser.decision is not None
+
+    return step
+
+
+class Zeus:
+    """The package, on whichever training goes on."""
+
+    def __init__(self, where: str) -> None:
+        self.training: VirtualTraining | None = None
+        self._face = NvmlFace(SimulatedNode([]), lambda: self.training.now_s)
+        sys.modules["pynvml"] = make_module(self._face.call)
+        sys.path.append(where)
+        import zeus.monitor.energy
+        from zeus.optimizer import power_limit
+
+        zeus.monitor.energy.sync_execution_fn = lambda *_, **__: None  # there is no CUDA
+        zeus.monitor.energy.time = lambda: self.training.now_s
+        self._monitor, self._optimizers = zeus.monitor.energy.ZeusMonitor, power_limit
+
+    def steps(self, training: VirtualTraining, metric: str):
+        self.training, self._face.node = training, SimulatedNode([training.gpu])
+        of_energy, of_time = METRICS.get(metric, (0, 0))
+
+        class ByMetric(self._optimizers.OptimumSelector):
+            def select(self, measurements):
+                return min(measurements, key=lambda m: m.energy**of_energy * m.time**of_time).power_limit
+
+        selector = self._optimizers.ZeusCost(0.5) if metric == "zeus" else ByMetric()
+        optimizer = self._optimizers.GlobalPowerLimitOptimizer(self._monitor(gpu_indices=[0]), selector)
+
+        def step() -> bool:
+            optimizer.on_step_begin()
+            training.iterate()
+            return isinstance(optimizer.state, self._optimizers.Done)
+
+        return step
+
+
+def train(o, network: str, seed: int, make_step) -> dict:
+    """Joules and seconds to the end, the cap that was left, and what was searched for how long."""
+    training = VirtualTraining(o, network, seed)
+    gpu, begin_s, begin_j = training.gpu, training.now_s, training.gpu.truth.energy_j
+    step = make_step(training)
+    searched = search_j = search_s = 0
+    for n in range(o.iterations):
+        is_over = step()
+        if is_over and not searched:
+            searched, search_j, search_s = n + 1, gpu.truth.energy_j - begin_j, training.now_s - begin_s
+    cap_w = gpu.set_to.limit_w
+    at = operate(RTX_6000, timed(NETWORKS[network], o.iteration_s), cap_w)
+    return {
+        "cap_w": cap_w,
+        "energy_j": gpu.truth.energy_j - begin_j,
+        "time_s": training.now_s - begin_s,
+        "searched": searched,
+        "search_j": search_j - searched * at.energy_j,
+        "search_s": search_s - searched * at.time_s,
+    }
+
+
+def compare(o) -> None:
+    zeus = Zeus(o.zeus) if o.zeus else None
+    makers = {
+        "default": (o.metric, lambda training: training.iterate),
+        "ours": (o.metric, lambda training: ours(o, training, o.metric)),
+    }
+    if zeus is not None:
+        makers[f"zeus, by {o.metric}"] = o.metric, lambda training: zeus.steps(training, o.metric)
+        makers["zeus"] = "zeus", lambda training: zeus.steps(training, "zeus")
+    print(f"{o.iterations} iterations of {o.iteration_s:g} s, {o.metric}, ours at most {o.max_slowdown:.0%} slower;")
+    print("joules and seconds of the whole training against those at the default cap\n")
+    print("| network | seed | who | cap W | excess % | joules | seconds | metric | searched | search J | search s |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |")
+    found: dict[str, list[tuple[float, float]]] = {}
+    of_energy, of_time = METRICS[o.metric]
+    for network in o.network:
+        for seed in range(o.first_seed, o.first_seed + o.seeds):
+            before: dict = {}
+            for who, (metric, make_step) in makers.items():
+                row = train(o, network, seed, make_step)
+                before = before or row
+                over = excess(network, metric, row["cap_w"], 9.0 if who.startswith("zeus") else o.max_slowdown)
+                joules, seconds = row["energy_j"] / before["energy_j"], row["time_s"] / before["time_s"]
+                whole = joules**of_energy * seconds**of_time
+                found.setdefault(who, []).append((over, whole))
+                print(
+                    f"| {network} | {seed} | {who} | {row['cap_w']:g} | {100 * over:.2f} | {joules:.4f} "
+                    f"| {seconds:.4f} | {whole:.4f} | {row['searched']} "
+                    f"| {row['search_j']:+.0f} | {row['search_s']:+.1f} |",
+                    flush=True,
+                )
+    print()
+    for who, rows in found.items():
+        within = sum(over <= 0.005 for over, _ in rows)
+        worst, whole = max(over for over, _ in rows), fmean(whole for _, whole in rows)
+        print(
+            f"{who}: within 0.5 % of the best in {within} of {len(rows)}, worst {worst:.2%}; "
+            f"metric of the whole training {whole:.4f} of the default's"
+        )
+
+
+# ---- what a kill leaves ----------------------------------------------------------------------------------------------
+
+
+def train_and_be_killed(arguments: dict) -> None:
+    """In the environment of a simulated GPU, in real time: until a cap below the default is set, and then SIGKILL."""
     from powerd_daemon.sources.sim.gpu_socket import SimGpu
 
-    gpu, network, full_s = SimGpu.here(), NETWORKS[arguments["network"]], arguments["iteration_s"]
-    kernels_s, begin_s = (1 - network.waiting) * full_s, time.monotonic()
+    gpu, network, full_s = SimGpu.here(), NETWORKS["vgg19"], 0.06
+    kernels_s = (1 - network.waiting) * full_s
 
     def iterate() -> None:
         gpu.run(network.waiting * full_s, kernels_s * (1 - network.memory), kernels_s * network.memory, network.busy_w)
-
-    def tell(searched: int) -> None:
         limit_w = gpu.call("nvmlDeviceGetPowerManagementLimit", [0]) / 1e3
-        row = {"searched": searched, "cap_w": limit_w, "energy_j": gpu.truth()["energy_j"] - begin_j}
-        print(json.dumps(row | {"time_s": time.monotonic() - begin_s}), flush=True)
+        if limit_w < DEFAULT_W:
+            print(f"{limit_w:g}", flush=True)
+            os.kill(os.getpid(), 9)
 
-    def loop(step, is_over) -> None:
-        searched = 0
-        for n in range(arguments["iterations"]):
-            iterate() if step is None else step()
-            if not searched and is_over():
-                searched = n + 1
-                if arguments["is_killed"]:
-                    os.kill(os.getpid(), 9)
-        tell(searched)
-
-    begin_j = gpu.truth()["energy_j"]
-    if arguments["who"] == "default":
-        loop(None, lambda: False)
-    elif arguments["who"] == "zeus":
+    if arguments["who"] == "zeus":
         sys.path.append(arguments["zeus"])
         import zeus.monitor.energy
-        from zeus.monitor import ZeusMonitor
-        from zeus.optimizer.power_limit import Done, GlobalPowerLimitOptimizer
+        from zeus.optimizer.power_limit import GlobalPowerLimitOptimizer
 
         zeus.monitor.energy.sync_execution_fn = lambda *_, **__: None  # there is no CUDA
-        optimizer = GlobalPowerLimitOptimizer(ZeusMonitor(gpu_indices=[0]))
-
-        def zeus_step() -> None:
+        optimizer = GlobalPowerLimitOptimizer(zeus.monitor.energy.ZeusMonitor(gpu_indices=[0]))
+        while True:
             optimizer.on_step_begin()
             iterate()
+    from powerd_client import Meter
 
-        loop(zeus_step, lambda: isinstance(optimizer.state, Done))
-    else:
-        from powerd_client import Meter
-
-        with (
-            tempfile.TemporaryDirectory() as folder,
-            Meter(out=Path(folder) / "run.h5", quiet=True) as meter,
-            meter.optimise_power(arguments["metric"], arguments["max_slowdown"]) as chooser,
-        ):
-
-            def our_step() -> None:
-                with chooser.iteration():
-                    iterate()
-
-            loop(our_step, lambda: chooser.decision is not None)
+    with Meter(out="run.h5", quiet=True) as meter, meter.optimise_power(max_slowdown=0.5) as chooser:
+        while True:
+            with chooser.iteration():
+                iterate()
 
 
-def on_a_gpu(folder: Path, **arguments) -> tuple[dict, float]:
-    """What the training printed, and the limit of its card two seconds behind its end."""
-    command = [sys.executable, "-m", "powerd_daemon", "sim-gpu", "--control", "--", "sh", "-c"]
+def killed(o) -> None:
     after = "from powerd_daemon.sources.sim.gpu_socket import SimGpu as S; "
     after += "print(S.here().call('nvmlDeviceGetPowerManagementLimit', [0]) / 1e3)"
     script = f'{sys.executable} {__file__} --train "$0"; sleep 2; {sys.executable} -c "{after}"'
-    done = subprocess.run(
-        [*command, script, json.dumps(arguments)], stdout=subprocess.PIPE, text=True, check=True, cwd=folder
-    )
-    *told, limit_w = done.stdout.splitlines()
-    return json.loads(told[-1]) if told else {}, float(limit_w)
+    for who in ("ours", "zeus") if o.zeus else ("ours",):
+        command = [sys.executable, "-m", "powerd_daemon", "sim-gpu", "--control", "--", "sh", "-c", script]
+        with tempfile.TemporaryDirectory() as folder:
+            done = subprocess.run(
+                [*command, json.dumps({"who": who, "zeus": o.zeus})],
+                stdout=subprocess.PIPE, text=True, check=True, cwd=folder,
+            )  # fmt: skip
+        during_w, after_w = done.stdout.split()[-2:]
+        print(f"{who}: killed with SIGKILL at {during_w} W, two seconds later {float(after_w):g} W", flush=True)
 
 
 def main() -> None:
-    chosen = options(
+    o = options(
         __doc__,
-        network=["vgg19"],
-        who=["default", "ours", "zeus"],
-        iterations=1600,
+        network=["alexnet", "vgg19", "resnet50", "inception3"],
+        seeds=5,
+        first_seed=1,
+        iterations=6000,
         iteration_s=0.06,
         metric="edp",
         max_slowdown=0.5,
+        jitter=0.02,
+        wander=0.005,
+        noise=0.01,
         zeus="",
+        killed=False,
         train="",
     )
-    if chosen.train:
-        train(json.loads(chosen.train))
+    if o.train:
+        train_and_be_killed(json.loads(o.train))
         return
     print(machine())
-    people = [who for who in chosen.who if who != "zeus" or chosen.zeus]
-    for network in chosen.network:
-        before: dict = {}
-        for who in people:
-            arguments = {"who": who, "network": network, "is_killed": False, "zeus": chosen.zeus}
-            arguments |= {name: getattr(chosen, name) for name in ("iterations", "metric", "max_slowdown")}
-            arguments |= {"iteration_s": chosen.iteration_s}
-            with tempfile.TemporaryDirectory() as folder:
-                row, _ = on_a_gpu(Path(folder), **arguments)
-                left_w = (
-                    on_a_gpu(Path(folder), **(arguments | {"is_killed": True}))[1] if who != "default" else DEFAULT_W
-                )
-            before = before or row
-            joules, seconds = row["energy_j"], row["time_s"]
-            metric, slowdown = ("zeus", 9.0) if who == "zeus" else (chosen.metric, chosen.max_slowdown)
-            print(
-                f"{network} {who}: {joules:.0f} J ({joules / before['energy_j']:.3f} of the first), "
-                f"{seconds:.1f} s ({seconds / before['time_s']:.3f}), searched {row['searched']} iterations, "
-                f"cap {row['cap_w']:g} W, excess {100 * excess(network, metric, row['cap_w'], slowdown):.2f} %, "
-                f"left by SIGKILL: {left_w:g} W",
-                flush=True,
-            )
+    if o.killed:
+        killed(o)
+    else:
+        compare(o)
 
 
 if __name__ == "__main__":

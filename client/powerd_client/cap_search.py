@@ -1,12 +1,15 @@
 """The best power cap from a few windows of one training: which cap to try next, and what the windows say in the end.
+What is said of caps (W) holds for clocks (MHz), too: time falls with either.
 
 Windows of candidates lie between windows at the default cap, the reference: A B C A D E A ... Each candidate stands
 beside a reference, and counts relative to the references before and behind it. What drifts slowly drops out that way.
 
 Spread caps come first, from the default downwards, until one is too slow or clearly worse: lower ones then are, too,
-as time falls with the cap and the metric has one minimum. Then the minimum is refined by successive parabolic
-interpolation, with golden-section steps where a parabola does not advance (Brent, "Algorithms for minimization without
-derivatives", 1973, chapter 5), over the logarithm of the cap and not below the cap that is just fast enough.
+as time falls with the cap and the metric has one minimum. Then the minimum is refined where a curve through all windows
+is least, with golden-section steps where that does not advance (Brent, "Algorithms for minimization without
+derivatives", 1973, chapter 5), over the logarithm of the cap and not below the cap that is just fast enough. The curve
+is the mean of a Gaussian process on ln M: a parabola, and what is smooth beside it. By it the best cap is chosen, too:
+the least of a few windows is the one with the luckiest noise.
 
 Nothing here reads a clock or draws a number: the same windows give the same decisions.
 """
@@ -15,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean, median
@@ -36,19 +39,31 @@ NEAR = 0.02
 WIDE = 0.15
 """Of ln cap: such a gap beside the best cap is looked into."""
 GOLDEN = (3 - math.sqrt(5)) / 2
+LEAST_CURVE = 4
+"""Caps that a curve is drawn through."""
+PARABOLA_SD, SMOOTH_SD, SMOOTH_LENGTH = 1.0, 0.03, 0.25
+"""Standard deviations of ln M that a curve may have: of a parabola's coefficients, and of the rest, which is smooth
+over so much of ln cap."""
+NEARBY = 0.5
+"""Of ln cap: caps so near the best one are what the curve is drawn through. Farther away a cap may not bind at all."""
+LEAST_NOISE = 0.003
+"""Of ln M of a window, which a few equal references do not refute."""
 LEAST_STEP = 0.004
 """Of ln cap: what the search for the cap that is just fast enough still tells apart."""
 TIME_MARGIN = 0.001
 """Of ln t: a cap that is to be just fast enough aims so far inside, as windows have noise."""
+FIRST_LOSS, NEXT_GAIN = 0.1, 0.01
+"""Of M: what a window of the search is thought to lose before any was seen, and what a further cap is thought to
+gain."""
 STUDENT_95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306)
 """By degrees of freedom, from 1 on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Whole iterations under one cap: joules and seconds of an iteration."""
+    """Whole iterations under one cap, or at one clock: joules and seconds of an iteration."""
 
-    cap_w: float
+    level: float
     energy_j: float
     u95_j: float
     time_s: float
@@ -58,8 +73,8 @@ class Window:
 class Decision:
     """The chosen cap against the default one, for an iteration each."""
 
-    power_cap_w: float
-    default_w: float
+    level: float
+    default: float
     windows: int
     energy_j: float
     time_s: float
@@ -70,37 +85,48 @@ class Decision:
     """Of the scatter of windows and of what the sensor is not sure of; infinite where one reference alone was seen."""
     slowdown: float
     """A share of the default's time."""
-    as_good_w: tuple[float, ...]
+    as_good: tuple[float, ...]
     """Caps that were tried and cannot be told from the chosen one, itself among them."""
 
 
 class CapSearch:
     """The windows of one training, and what they say."""
 
-    def __init__(self, least_w: float, default_w: float, metric: str = "edp", max_slowdown: float = 0.05) -> None:
+    def __init__(self, least_w: float, default: float, metric: str = "edp", max_slowdown: float = 0.05) -> None:
         """Raises `ConfigError` for a metric that is none, and for a slowdown that is no share of 0 or more."""
         if metric not in METRICS:
             raise ConfigError(f"{metric!r} is no metric to choose a cap by: there are {', '.join(METRICS)}")
         if not 0 <= max_slowdown < math.inf:
             raise ConfigError(f"max_slowdown={max_slowdown}: give a share of the time, as 0.05 for 5 %")
-        self._least_w, self.default_w, self._exponents = float(least_w), float(default_w), METRICS[metric]
+        self._least_w, self.default, self._exponents = float(least_w), float(default), METRICS[metric]
         self._slowest = math.log1p(max_slowdown)
         self._windows: list[Window] = []
         self._refused_w: float | None = None
-        ratio = least_w / default_w
-        self._spread = [self._whole(default_w * ratio ** (i / SPREAD)) for i in range(1, SPREAD + 1)]
+        ratio = least_w / default
+        self._spread = [self._whole(default * ratio ** (i / SPREAD)) for i in range(1, SPREAD + 1)]
 
-    def next_cap(self) -> float | None:
-        """The cap (W) of the next window, None where the search is over."""
-        caps = [window.cap_w for window in self._windows]
+    def next_cap(self, windows_left: float = math.inf) -> float | None:
+        """The cap of the next window, None where the search is over: nothing more is to be found, or the rest of the
+        training, as long as so many windows, cannot repay the search."""
+        caps = [window.level for window in self._windows]
         if not caps:
-            return self.default_w
-        candidate = self._candidate() if len(caps) < MOST_WINDOWS - 1 else None
-        if caps[-1] == self.default_w:
+            return self.default
+        candidate = self._candidate() if len(caps) < MOST_WINDOWS - 1 and self._repays(windows_left) else None
+        if caps[-1] == self.default:
             return candidate
-        if candidate is None or self.default_w not in caps[-2:]:
-            return self.default_w
+        if candidate is None or self.default not in caps[-2:]:
+            return self.default
         return candidate
+
+    def _repays(self, windows_left: float) -> bool:
+        """Whether a further cap and the reference beside it are worth what they cost, by what windows have cost."""
+        if math.isinf(windows_left):
+            return True
+        points = self._points()
+        least = self._log_m(points[self._best(points)])
+        losses = [math.expm1(self._log_m(points[window.level]) - least) for window in self._windows]
+        loss = fmean(losses) if len(points) > 1 else FIRST_LOSS
+        return (windows_left - 2) * NEXT_GAIN > 2 * loss
 
     def observe(self, window: Window) -> None:
         self._windows.append(window)
@@ -116,20 +142,20 @@ class CapSearch:
         points = self._points()
         best_w = self._best(points)
         log_e, log_t = points[best_w]
-        references = [w for w in self._windows if w.cap_w == self.default_w]
+        references = [w for w in self._windows if w.level == self.default]
         default_j, default_s = fmean(w.energy_j for w in references), fmean(w.time_s for w in references)
-        counts = Counter(w.cap_w for w in self._windows)
+        counts = Counter(w.level for w in self._windows)
         ratio, noise = math.exp(log_e), self._noise("energy_j")
         saving_j = default_j * (1 - ratio)
         scatter_j = default_j * ratio * noise * math.sqrt(1 / counts[best_w] + 1 / len(references))
         sensor = median(w.u95_j / w.energy_j for w in self._windows)
         # An error of gain is common to both caps: it is a share of what is saved.
-        u95_j = math.hypot(scatter_j, sensor * saving_j) if best_w != self.default_w else 0.0
+        u95_j = math.hypot(scatter_j, sensor * saving_j) if best_w != self.default else 0.0
         least, told_apart = self._log_m(points[best_w]), noise * math.sqrt(2)
         as_good = (c for c in points if self._is_fast(points[c]) and self._log_m(points[c]) <= least + told_apart)
         return Decision(
             best_w,
-            self.default_w,
+            self.default,
             len(self._windows),
             default_j * ratio,
             default_s * math.exp(log_t),
@@ -154,14 +180,14 @@ class CapSearch:
         return energy_j, time_s
 
     def _whole(self, cap_w: float) -> float:
-        return min(max(float(round(cap_w)), math.ceil(self._least_w)), self.default_w)
+        return min(max(float(round(cap_w)), math.ceil(self._least_w)), self.default)
 
     def _points(self) -> dict[float, tuple[float, float]]:
         """ln E and ln t of each cap relative to the default, the mean of its windows."""
-        found: dict[float, list[tuple[float, float]]] = {self.default_w: [(0.0, 0.0)]}
-        at = [i for i, window in enumerate(self._windows) if window.cap_w == self.default_w]
+        found: dict[float, list[tuple[float, float]]] = {self.default: [(0.0, 0.0)]}
+        at = [i for i, window in enumerate(self._windows) if window.level == self.default]
         for i, window in enumerate(self._windows):
-            if window.cap_w == self.default_w:
+            if window.level == self.default:
                 continue
             before = max(n for n in at if n < i)
             behind = min((n for n in at if n > i), default=before)
@@ -169,14 +195,14 @@ class CapSearch:
             first, last = self._windows[before], self._windows[behind]
             log_e = math.log(first.energy_j) + share * math.log(last.energy_j / first.energy_j)
             log_t = math.log(first.time_s) + share * math.log(last.time_s / first.time_s)
-            found.setdefault(window.cap_w, []).append(
+            found.setdefault(window.level, []).append(
                 (math.log(window.energy_j) - log_e, math.log(window.time_s) - log_t)
             )
         return {cap: (fmean(e for e, _ in every), fmean(t for _, t in every)) for cap, every in found.items()}
 
     def _noise(self, name: str) -> float:
         """U95 of ln of a window's value: of the steps between references, which a slow drift hardly changes."""
-        logs = [math.log(getattr(w, name)) for w in self._windows if w.cap_w == self.default_w]
+        logs = [math.log(getattr(w, name)) for w in self._windows if w.level == self.default]
         steps = [b - a for a, b in pairwise(logs)]
         if not steps:
             return math.inf
@@ -184,7 +210,7 @@ class CapSearch:
 
     def _step_of_m(self) -> float:
         """Root mean square of the steps of ln M between references, `NOISE` where there are none."""
-        references = [w for w in self._windows if w.cap_w == self.default_w]
+        references = [w for w in self._windows if w.level == self.default]
         logs = [self._log_m((math.log(w.energy_j), math.log(w.time_s))) for w in references]
         steps = [b - a for a, b in pairwise(logs)]
         return math.sqrt(fmean(s * s for s in steps)) if steps else NOISE
@@ -197,7 +223,32 @@ class CapSearch:
 
     def _best(self, points: Mapping[float, tuple[float, float]]) -> float:
         """The least ln M of the caps that are fast enough; the default itself is."""
-        return min((cap for cap in points if self._is_fast(points[cap])), key=lambda cap: self._log_m(points[cap]))
+        fast = [cap for cap in points if self._is_fast(points[cap])]
+        return min(fast, key=self._curve(points))
+
+    def _curve(self, points: Mapping[float, tuple[float, float]]) -> Callable[[float], float]:
+        """ln M over the cap: of a Gaussian process that has seen the windows near the least one. Farther away, and of
+        few caps, what was measured."""
+        fast = [cap for cap in points if self._is_fast(points[cap])]
+        least = min(fast, key=lambda cap: self._log_m(points[cap]))
+        near = [cap for cap in points if abs(math.log(cap / least)) <= NEARBY]
+        if len(near) < LEAST_CURVE:
+            return lambda cap: self._log_m(points[cap])
+        counts = Counter(window.level for window in self._windows)
+        variance = max(self._step_of_m() ** 2 / 2, LEAST_NOISE**2)  # of a step: two windows'
+        places = {cap: math.log(cap / least) for cap in near}
+        covariances = [[_covariance(x, y) for y in places.values()] for x in places.values()]
+        for i, cap in enumerate(near):
+            covariances[i][i] += variance / counts[cap]
+        weights = _solved(covariances, [self._log_m(points[cap]) for cap in near])
+
+        def mean(cap: float) -> float:
+            if cap in points and cap not in places:
+                return self._log_m(points[cap])
+            x = math.log(cap / least)
+            return math.fsum(w * _covariance(x, y) for w, y in zip(weights, places.values(), strict=True))
+
+        return mean
 
     def _candidate(self) -> float | None:
         """The next cap that is not the reference, None where there is nothing more to try."""
@@ -222,22 +273,18 @@ class CapSearch:
             cap_w = self._whole(wanted_w)
             if all(abs(math.log(cap_w / known)) > apart for known in caps):
                 return cap_w
-        is_seen_once = sum(window.cap_w == best_w for window in self._windows) == 1
-        return best_w if is_seen_once and best_w != self.default_w else None
+        is_seen_once = sum(window.level == best_w for window in self._windows) == 1
+        return best_w if is_seen_once and best_w != self.default else None
 
     def _vertex(self, points: Mapping[float, tuple[float, float]], caps: list[float], best_w: float) -> float | None:
-        """Where a parabola through the best cap and its neighbours is least; None where they do not enclose a minimum:
+        """Where the curve is least between the neighbours of the best cap; None where they do not enclose a minimum:
         the best cap is the first or last, or the one below it is better and too slow."""
-        i = caps.index(best_w)
-        if not 0 < i < len(caps) - 1 or self._log_m(points[caps[i - 1]]) < self._log_m(points[best_w]):
+        i, curve = caps.index(best_w), self._curve(points)
+        if not 0 < i < len(caps) - 1 or curve(caps[i - 1]) < curve(best_w):
             return None
-        x0, x1, x2 = (math.log(cap) for cap in caps[i - 1 : i + 2])
-        y0, y1, y2 = (self._log_m(points[cap]) for cap in caps[i - 1 : i + 2])
-        left, right = (x1 - x0) * (y1 - y2), (x1 - x2) * (y1 - y0)
-        if left == right:
+        if len([cap for cap in caps if abs(math.log(cap / best_w)) <= NEARBY]) < LEAST_CURVE:
             return best_w
-        vertex = x1 - 0.5 * ((x1 - x0) * left - (x1 - x2) * right) / (left - right)
-        return math.exp(min(max(vertex, x0), x2))
+        return float(min(range(math.ceil(caps[i - 1]), math.floor(caps[i + 1]) + 1), key=curve))
 
     def _just_fast_w(self, points: Mapping[float, tuple[float, float]], caps: list[float]) -> float | None:
         """The cap that is just fast enough; None where all caps are.
@@ -262,3 +309,22 @@ class CapSearch:
         beside = [caps[n] for n in (i - 1, i + 1) if 0 <= n < len(caps) and self._is_fast(points[caps[n]])]
         gap = max((math.log(cap) - x for cap in beside), key=abs, default=0.0)
         return math.exp(x + GOLDEN * gap) if abs(gap) > WIDE else best_w
+
+
+def _covariance(x: float, y: float) -> float:
+    """Of a curve's values at two places, in ln cap."""
+    parabola = PARABOLA_SD**2 * (1 + x * y + (x * y) ** 2)
+    return parabola + SMOOTH_SD**2 * math.exp(-(((x - y) / SMOOTH_LENGTH) ** 2) / 2)
+
+
+def _solved(matrix: list[list[float]], right: list[float]) -> list[float]:
+    """The solution of a few linear equations whose matrix is positive definite (Gauss)."""
+    rows, n = [[*row, value] for row, value in zip(matrix, right, strict=True)], len(right)
+    for i in range(n):
+        for below in rows[i + 1 :]:
+            share = below[i] / rows[i][i]
+            below[i:] = [a - share * b for a, b in zip(below[i:], rows[i][i:], strict=True)]
+    solution = [0.0] * n
+    for i in reversed(range(n)):
+        solution[i] = (rows[i][n] - math.fsum(rows[i][k] * solution[k] for k in range(i + 1, n))) / rows[i][i]
+    return solution

@@ -201,6 +201,19 @@ class LiveRun:
         except Exception as error:  # noqa: BLE001  (as in `ask`)
             return [Energy("", note=f"{type(error).__name__}: {error}")]
 
+    def events(self, name: str) -> list[tuple[int, dict[str, Any]]]:
+        """The events of a name so far, of the first rank: moment by the host's clock and values, oldest first. Raises
+        nothing: what has not come, or cannot be read, is not there."""
+        with self._mutex, contextlib.suppress(PowerdError):
+            self._follow()
+        every = [
+            (t_ns, json.loads(values))
+            for names in self._contents.names.values()
+            for t_ns, of, values in names.events
+            if of == name and not names.about.get("rank")
+        ]
+        return sorted(every, key=lambda event: event[0])
+
     def _run(self, folder: Path, number: int | None, name: str, last_s: float | None) -> tuple[Path, int | None]:
         """A run file of what is asked about, and the row of the phase that began with mark ``number``."""
         if not has_begun(self._journal):

@@ -323,7 +323,14 @@ class Meter:
         )
 
     def optimise_power(
-        self, metric: str = "edp", max_slowdown: float = 0.05, *, window_s: float = 2.0, settle_s: float | None = None
+        self,
+        metric: str = "edp",
+        max_slowdown: float = 0.05,
+        *,
+        knob: str = "power_cap",
+        iterations: int | None = None,
+        window_s: float = 2.0,
+        settle_s: float | None = None,
     ) -> PowerChooser:
         """Choose the power cap while the training goes on, and hold it to the end of the ``with``::
 
@@ -334,6 +341,8 @@ class Meter:
 
         ``metric``        of an iteration, to be least: ``e``, ``edp`` or ``ed2p`` (joules times seconds)
         ``max_slowdown``  how much longer than at the default cap an iteration may take, a share
+        ``knob``          what is chosen: ``power_cap`` or ``sm_clock``
+        ``iterations``    how many the training has: where the rest of it cannot repay the search, that ends
         ``window_s``      the least length of a window, which has five iterations at least
         ``settle_s``      how long to wait behind a change (1 s)
 
@@ -341,24 +350,29 @@ class Meter:
         decision stand in the run as events ``power-choice``. The caps are a lease of the helper `powerd-control`, as
         those of `hold`: whatever becomes of this process, what was found stands again. Without a helper one line says
         what is missing, and the training goes on unchanged. Of several local ranks the first decides, by its own
-        iterations, for all GPUs that they may use; the others do nothing. Raises `ConfigError` for what is no metric or
-        slowdown; after that, nothing.
+        iterations, for all GPUs that they may use; the others do nothing. Raises `ConfigError` for what is no metric,
+        slowdown or knob; after that, nothing.
         """
         from powerd_client.cap_search import CapSearch
         from powerd_client.control import SETTLE_S, Hold
-        from powerd_client.power_choice import Bystander, PowerChooser
+        from powerd_client.power_choice import KNOBS, Bystander, PowerChooser
+        from powerd_core.lease import option_of
 
         CapSearch(1.0, 2.0, metric, max_slowdown)  # what is wrong is said at once
+        if knob not in KNOBS:
+            raise ConfigError(f"{knob!r} is nothing to choose: there are {', '.join(KNOBS)}")
         if not self._is_first_rank():
             return Bystander()
         settle_s = SETTLE_S if settle_s is None else settle_s
         name, live = Path(sys.argv[0] or "python").name, self._live
         return PowerChooser(
             lambda least_w, default_w: CapSearch(least_w, default_w, metric, max_slowdown),
-            lambda devices: Hold({"power_cap_w": "default"}, devices, emit=self._emit, name=name, settle_s=settle_s),
+            lambda devices: Hold({option_of(knob): "default"}, devices, emit=self._emit, name=name, settle_s=settle_s),
             None if live is None else lambda begin_ns, end_ns, wait_s: live().between(begin_ns, end_ns, wait_s),
             self._emit,
             window_s=window_s,
+            knob=knob,
+            iterations=iterations,
         )
 
     @staticmethod

@@ -1,17 +1,19 @@
-"""A power cap chosen inside a training: `Meter.optimise_power`.
+"""A power cap, or a clock, chosen inside a training: `Meter.optimise_power`.
 
-The chooser is told of every iteration. It sets caps under a lease, lets the device settle, measures windows of whole
-iterations, and hears from `cap_search` which cap comes next. Joules are those of the recording, by the estimator of all
-tables; they are worked out in a thread between two windows, never during one. Whatever fails, the training goes on.
+The chooser is told of every iteration. It sets caps (or clocks) under a lease, lets the device settle, measures windows
+of whole iterations, and hears from `cap_search` which cap comes next. Joules are those of the recording, by the
+estimator of all tables; they are worked out in a thread between two windows, never during one. Whatever fails, the
+training goes on.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from statistics import median
 
@@ -21,7 +23,7 @@ from powerd_client.hostclock import now_ns
 from powerd_client.live_energy import Energy
 from powerd_client.log import tell
 from powerd_core.errors import ConfigError, ControlError, PeerError, WireError
-from powerd_core.lease import Range, Request
+from powerd_core.lease import Range, Request, option_of
 from powerd_core.verdict import Verdict
 
 POWER_CHOICE = "power-choice"
@@ -32,10 +34,10 @@ PAUSE = 3.0
 """An iteration so many times as long as the median holds something else, as a validation: it is left out."""
 MOST_FAILED = 6
 """Windows that did not count, before the search is given up."""
-_DISHONOURED = (Verdict.OVERRIDDEN, Verdict.CONFOUNDED, Verdict.CLOCK_MISSED)
 _READINGS_S = 5.0
 """How long to wait for the last readings of a window."""
-_OPTION = "power_cap_w"
+KNOBS = {"power_cap": ("power cap", "W"), "sm_clock": ("SM clock", "MHz")}
+"""What may be chosen, in words, and its unit."""
 
 EnergyBetween = Callable[[int, int, float], Sequence[Energy]]
 """The energies of all devices between two moments of the host's clock, waiting so many seconds for readings."""
@@ -61,16 +63,24 @@ class PowerChooser:
         emit: Emit,
         *,
         window_s: float = WINDOW_S,
+        knob: str = "power_cap",
+        iterations: int | None = None,
+        find_range: Callable[[str], tuple[list[str], float, float]] | None = None,
+        now: Callable[[], int] = now_ns,
+        worker: Executor | None = None,
     ) -> None:
-        """``make_search`` is given the least and the default cap (W), ``make_hold`` the devices. Without
-        ``energy_between`` nothing is recorded, and nothing is chosen."""
+        """``make_search`` is given the least and the default level, ``make_hold`` the devices. Without
+        ``energy_between`` nothing is recorded, and nothing is chosen. ``knob`` is one of `KNOBS`, ``iterations`` how
+        many the training has, where that is known. ``find_range``, the clock and the worker that
+        works out energies are those of this machine unless given."""
         self._make_search, self._make_hold, self._energy_between = make_search, make_hold, energy_between
         self._emit, self._window_ns = emit, round(window_s * 1e9)
         self._search: CapSearch | None = None
         self._hold: Hold | None = None
-        self._worker: ThreadPoolExecutor | None = None
+        self._knob, self._option, self._count = knob, option_of(knob), iterations
+        self._find_range, self._now, self._worker = find_range or _range_here, now, worker
         self._devices: list[str] = []
-        self._cap_w = 0.0
+        self._level = 0.0
         self._settled_ns = self._last_ns = 0
         self._pieces: list[_Piece] = []
         self._turns_ns: deque[int] = deque(maxlen=20)
@@ -86,11 +96,11 @@ class PowerChooser:
             self._give_up("nothing is recorded")
             return self
         try:
-            self._devices, least_w, default_w = _range_here()
+            self._devices, least_w, default_w = self._find_range(self._knob)
             self._search = self._make_search(least_w, default_w)
             self._hold = self._make_hold(self._devices).acquire()
-            self._worker = ThreadPoolExecutor(1, thread_name_prefix="powerd-power-choice")
-            self._last_ns = now_ns()
+            self._worker = self._worker or ThreadPoolExecutor(1, thread_name_prefix="powerd-power-choice")
+            self._last_ns = self._now()
             self._set_next()
         except (ControlError, ConfigError, PeerError, WireError) as error:
             self._give_up(str(error))
@@ -98,7 +108,7 @@ class PowerChooser:
 
     def __exit__(self, *_: object) -> None:
         if self._search is not None:
-            self._say("the training ended before a cap was chosen")
+            self._say(f"the training ended before a {KNOBS[self._knob][0]} was chosen")
         self._end()
 
     @contextlib.contextmanager
@@ -112,13 +122,13 @@ class PowerChooser:
         if self._search is None:
             return
         try:
-            self._turn(now_ns())
+            self._turn(self._now())
         except Exception as error:  # noqa: BLE001  (whatever it is: the training goes on)
             self._give_up(f"{type(error).__name__}: {error}")
 
     def _turn(self, t_ns: int) -> None:
         turn_ns, self._last_ns = t_ns - self._last_ns, t_ns
-        self._iterations[self._cap_w] += 1
+        self._iterations[self._level] += 1
         is_pause = len(self._turns_ns) >= LEAST_ITERATIONS and turn_ns > PAUSE * median(self._turns_ns)
         if not is_pause:
             self._turns_ns.append(turn_ns)
@@ -128,7 +138,7 @@ class PowerChooser:
         elif t_ns < self._settled_ns:
             return
         elif not self._pieces or is_pause:
-            begin_ns = _synchronized_ns()
+            begin_ns = self._synchronized_ns()
             self._pieces.append(_Piece(begin_ns, begin_ns))
         else:
             self._measure(t_ns)
@@ -139,7 +149,7 @@ class PowerChooser:
         length_ns = sum(p.end_ns - p.begin_ns for p in self._pieces)
         if length_ns < self._window_ns or sum(p.iterations for p in self._pieces) < LEAST_ITERATIONS:
             return
-        piece.end_ns = _synchronized_ns()
+        piece.end_ns = self._synchronized_ns()
         assert self._hold is not None
         assert self._worker is not None
         self._verdict = self._hold.verdict
@@ -167,12 +177,12 @@ class PowerChooser:
         assert self._hold is not None
         count = sum(p.iterations for p in self._pieces)
         time_s = sum(p.end_ns - p.begin_ns for p in self._pieces if p.iterations) / 1e9
-        if self._verdict in _DISHONOURED:
+        if self._verdict.is_violated:
             why = self._hold.problem or "the cap was not honoured"
         self._windows += 1
         values = {
             "window": self._windows,
-            "power_cap_w": self._cap_w,
+            self._option: self._level,
             "devices": self._devices,
             "energy_j": energy_j if energy_j > 0 else None,
             "u95_j": u95_j if energy_j > 0 else None,
@@ -185,7 +195,7 @@ class PowerChooser:
         self._emit(POWER_CHOICE, values, self._pieces[-1].end_ns)
         self._asked, self._pieces = None, []
         if not why:
-            self._search.observe(Window(self._cap_w, energy_j / count, u95_j / count, time_s / count))
+            self._search.observe(Window(self._level, energy_j / count, u95_j / count, time_s / count))
         else:
             self._failed += 1
         if self._hold.problem or self._failed >= MOST_FAILED:
@@ -196,54 +206,73 @@ class PowerChooser:
     def _set_next(self) -> None:
         """Set the cap of the next window; where there is none, decide."""
         assert self._search is not None
-        while (cap_w := self._search.next_cap()) is not None:
+        while (cap_w := self._search.next_cap(self._windows_left())) is not None:
             if self._set(cap_w):
                 return
-            if cap_w == self._search.default_w:
-                self._give_up("the default cap could not be set")
+            if cap_w == self._search.default:
+                self._give_up("the default could not be set")
                 return
             self._search.refuse(cap_w)
         self._decide(self._search)
 
+    def _windows_left(self) -> float:
+        """How many windows the rest of the training is long; infinite where nobody knows."""
+        if self._count is None or not self._windows:
+            return math.inf
+        done = self._iterations.total()
+        return (self._count - done) / (done / self._windows)
+
     def _set(self, cap_w: float) -> bool:
         assert self._search is not None
         assert self._hold is not None
-        if not self._hold.set(**{_OPTION: "default" if cap_w == self._search.default_w else cap_w}):
+        if not self._hold.set(**{self._option: "default" if cap_w == self._search.default else cap_w}):
             return False
-        self._cap_w = cap_w
-        self._settled_ns = now_ns() + round(self._hold.settle_s * 1e9)
+        self._level = cap_w
+        self._settled_ns = self._now() + round(self._hold.settle_s * 1e9)
         return True
 
     def _decide(self, search: CapSearch) -> None:
         decision = search.decision()
-        if not self._set(decision.power_cap_w):
-            self._give_up(f"the chosen cap of {decision.power_cap_w:g} W could not be set")
+        if not self._set(decision.level):
+            self._give_up(f"the chosen {self._shown(decision.level)} could not be set")
             return
         self._search, self.decision = None, decision
         cost_j, cost_s = search.spent(self._iterations)
         values = {
             "decision": asdict(decision),
+            "knob": self._knob,
             "cost_j": cost_j,
             "cost_s": cost_s,
             "iterations": self._iterations.total(),
         }
-        self._emit(POWER_CHOICE, values, now_ns())
-        text = f"the default cap of {decision.default_w:g} W is the best"
-        if decision.power_cap_w != decision.default_w:
+        self._emit(POWER_CHOICE, values, self._now())
+        text = f"the default {self._shown(decision.default)} is the best"
+        if decision.level != decision.default:
             text = (
-                f"a cap of {decision.power_cap_w:g} W saves {decision.saving_j:.3g} J "
+                f"a {self._shown(decision.level)} saves {decision.saving_j:.3g} J "
                 f"(U95 {decision.saving_u95_j:.2g} J) "
                 f"of {decision.default_energy_j:.3g} J an iteration, which takes {100 * decision.slowdown:+.1f} % time"
             )
         tell(f"{text}; the search took {cost_j:+.0f} J and {cost_s:+.1f} s against staying there from the beginning")
 
+    def _shown(self, level: float) -> str:
+        name, unit = KNOBS[self._knob]
+        return f"{name} of {level:g} {unit}"
+
     def _give_up(self, why: str) -> None:
-        self._say(f"no power cap is chosen: {why}; the training goes on")
+        self._say(f"no {KNOBS[self._knob][0]} is chosen: {why}; the training goes on")
         self._end()
 
     def _say(self, why: str) -> None:
         tell(why)
-        self._emit(POWER_CHOICE, {"decision": None, "why": why}, now_ns())
+        self._emit(POWER_CHOICE, {"decision": None, "why": why}, self._now())
+
+    def _synchronized_ns(self) -> int:
+        """Now, when the GPU has done what it was given: at the edges of a window, so that its iterations are whole."""
+        torch = sys.modules.get("torch")
+        if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+        return self._now()
 
     def _end(self) -> None:
         """Put back what was found."""
@@ -264,25 +293,18 @@ class Bystander(PowerChooser):
         return self
 
 
-def _range_here() -> tuple[list[str], float, float]:
-    """The GPUs that this process may use, and the least and the default cap (W) that all of them take. Raises
-    `ControlError`, which says what is missing."""
+def _range_here(knob: str) -> tuple[list[str], float, float]:
+    """The GPUs that this process may use, and the least and the default level that all of them take; of a clock, which
+    nobody locks by default, the greatest. Raises `ControlError`, which says what is missing."""
     peer = connect()
     try:
-        devices = own_devices(peer, [_OPTION])
+        devices = own_devices(peer, [option_of(knob)])
         knobs = peer.ask(Request("describe")).knobs
     finally:
         peer.close()
-    ranges: list[Range] = [k.range for k in knobs if k.device in devices and k.knob == "power_cap"]
-    defaults = [r.default for r in ranges if isinstance(r.default, float)]
-    if not defaults or len({(r.least, r.default) for r in ranges}) > 1:
-        raise ControlError(f"{', '.join(devices)} have no common range of power caps")
-    return devices, ranges[0].least, defaults[0]
-
-
-def _synchronized_ns() -> int:
-    """Now, when the GPU has done what it was given: at the edges of a window, so that its iterations are whole."""
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
-        torch.cuda.synchronize()
-    return now_ns()
+    ranges: list[Range] = [k.range for k in knobs if k.device in devices and k.knob == knob]
+    levels = {(r.least, r.greatest if knob.endswith("_clock") else r.default) for r in ranges}
+    least, default = levels.pop()
+    if levels or not isinstance(default, float):
+        raise ControlError(f"{', '.join(devices)} have no common range of {KNOBS[knob][0]}s")
+    return devices, least, default

@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from powerd_client import journal as journals
 from powerd_client.hostclock import now_ns
@@ -63,6 +63,8 @@ CAMPAIGN_ENVIRONMENT = "POWERD_CAMPAIGN"
 the event `CAMPAIGN` of the run."""
 CAMPAIGN = "campaign"
 _PR_SET_PDEATHSIG = 1
+_TERM_S = 10.0
+"""So long a command may take to end by SIGTERM."""
 
 
 def release() -> str:
@@ -599,6 +601,16 @@ def take_part(
     return Membership(rendezvous.out, rendezvous.journal, recording, rendezvous, about)
 
 
+class Supervise(Protocol):
+    """Who looks after a command that is recorded."""
+
+    def watch(self, process: subprocess.Popen[bytes], journal: Path) -> int:
+        """Until the command has ended; its status, as `subprocess` tells it."""
+
+    def conclude(self) -> None:
+        """The command has ended, and the recording can still be asked about it."""
+
+
 def record_command(
     command: Sequence[str],
     *,
@@ -609,6 +621,7 @@ def record_command(
     keys: Path | None = None,
     baseline_s: float | None = None,
     hold: Hold | None = None,
+    supervise: Supervise | None = None,
 ) -> int:
     """Run ``command`` under a recording and return its exit status (128 + n for signal n, as a shell does). Without
     ``out`` the run file is the first of run.h5, run-2.h5, ... that is free.
@@ -616,7 +629,8 @@ def record_command(
     A script in it that makes a `Meter` adds its phases. Ctrl-C goes to the command, and SIGTERM and SIGHUP are handed
     on to it; the recording ends when it ends. With ``baseline_s`` idle power is measured before and after it; Ctrl-C
     before the command ends everything and leaves no run, after it only the measurement. ``hold`` is what is held while
-    the command runs. Raises `ControlError` where that cannot be held, `ConfigError` for a
+    the command runs. With ``supervise`` the command is a process group of its own that does not outlive this process,
+    and has nothing on its standard input. Raises `ControlError` where that cannot be held, `ConfigError` for a
     command that cannot be started, and what `Recording` raises. A command that went well has status 1 where there is no
     run file, or not all of its journal is in it.
     """
@@ -635,13 +649,15 @@ def record_command(
         _note_campaign(recording)
         _measure_baseline(recording, baseline_s)
         with _held(hold, recording):
-            status = _run_recorded(command, recording)
+            status, end_ns = _run_recorded(command, recording, supervise)
     except (KeyboardInterrupt, PowerdError):
         recording.abandon()
         raise
     with contextlib.suppress(KeyboardInterrupt):
         _measure_baseline(recording, baseline_s)
-    is_whole = recording.finish(now_ns()) and not recording.journal.exists()
+    if baseline_s is not None:
+        end_ns = now_ns()
+    is_whole = recording.finish(end_ns) and not recording.journal.exists()
     return 128 - status if status < 0 else status or int(not is_whole)
 
 
@@ -682,25 +698,87 @@ def _held(hold: Hold | None, recording: Recording) -> Iterator[None]:
         writer.close()
 
 
-def _run_recorded(command: Sequence[str], recording: Recording) -> int:
-    """Run the command and mark the time it took. Its status, as `subprocess` tells it. Raises `ConfigError`."""
-    # A handler, unlike SIG_IGN, is not inherited by the command.
+def _run_recorded(command: Sequence[str], recording: Recording, supervise: Supervise | None) -> tuple[int, int]:
+    """Run the command and mark the time it took. Its status, as `subprocess` tells it, and when it ended. Raises
+    `ConfigError`."""
     begin_ns = now_ns()
-    previous = {signal.SIGINT: signal.signal(signal.SIGINT, lambda *_: None)}
+    previous: dict[int, Any] = {}
+
+    def on(number: int, handler: Callable[..., object]) -> None:
+        previous.setdefault(number, signal.signal(number, handler))
+
     try:
-        process = subprocess.Popen(command, env={**os.environ, RUN_ENVIRONMENT: str(recording.journal)})
-        for number in (signal.SIGTERM, signal.SIGHUP):  # with which a batch system ends jobs
+        # A handler, unlike SIG_IGN, is not inherited by the command.
+        on(signal.SIGINT, lambda *_: None)
+        environment = {**os.environ, RUN_ENVIRONMENT: str(recording.journal)}
+        process = _started(command, environment, is_supervised=supervise is not None)
+        handed_on: set[int] = {signal.SIGTERM, signal.SIGHUP}  # with which a batch system ends jobs
+        if supervise is not None:
+            handed_on.add(signal.SIGINT)  # the terminal knows nothing of its process group
+        for number in handed_on:
             if signal.getsignal(number) not in {signal.SIG_IGN, None}:  # SIG_IGN: under nohup
-                previous[number] = signal.signal(number, lambda number, _: process.send_signal(number))
-        status = process.wait()
+                on(number, lambda number, _: send(process, number))
+        status = process.wait() if supervise is None else _supervised(process, recording, supervise)
+        end_ns = now_ns()
+        if supervise is not None:
+            supervise.conclude()
     except OSError as error:
         raise ConfigError(f"cannot run {command[0]!r}: {error.strerror}") from error
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
     with contextlib.suppress(OSError, ValueError):  # without it the run's whole is in its table all the same
-        mark_whole(recording.journal, begin_ns, now_ns())
-    return status
+        mark_whole(recording.journal, begin_ns, end_ns)
+    return status, end_ns
+
+
+def _started(command: Sequence[str], environment: Mapping[str, str], *, is_supervised: bool) -> subprocess.Popen[bytes]:
+    """Raises `OSError`."""
+    if not is_supervised:
+        return subprocess.Popen(command, env=environment)
+    parent, prctl = os.getpid(), ctypes.CDLL(None).prctl
+
+    def die_with_parent() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:
+            os._exit(128 + signal.SIGTERM)
+
+    # What runs between fork and exec takes no lock that a thread of this process could hold.
+    return subprocess.Popen(
+        command,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        process_group=0,
+        preexec_fn=die_with_parent,  # noqa: PLW1509
+    )
+
+
+def _supervised(process: subprocess.Popen[bytes], recording: Recording, supervise: Supervise) -> int:
+    """What ``supervise`` says; a command that it leaves behind is ended."""
+    try:
+        return supervise.watch(process, recording.journal)
+    finally:
+        if process.poll() is None:
+            end_command(process)
+
+
+def send(process: subprocess.Popen[bytes], number: int) -> None:
+    """A signal to a command; to all of its process group where it has one of its own."""
+    with contextlib.suppress(ProcessLookupError):
+        if os.getpgid(process.pid) == process.pid:
+            os.killpg(process.pid, number)
+        else:
+            process.send_signal(number)
+
+
+def end_command(process: subprocess.Popen[bytes]) -> int:
+    """End a command by SIGTERM, and by SIGKILL after ten seconds. Its status."""
+    send(process, signal.SIGTERM)
+    try:
+        return process.wait(_TERM_S)
+    except subprocess.TimeoutExpired:
+        send(process, signal.SIGKILL)
+        return process.wait()
 
 
 def _measure_baseline(recording: Recording, seconds: float | None) -> None:

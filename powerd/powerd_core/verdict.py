@@ -38,6 +38,11 @@ class Verdict(StrEnum):
     def is_honoured(self) -> bool:
         return self in (Verdict.BINDING, Verdict.SLACK)
 
+    @property
+    def is_violated(self) -> bool:
+        """Whether something says that the device did not obey; of an unknown one nothing does."""
+        return self in (Verdict.OVERRIDDEN, Verdict.CONFOUNDED, Verdict.CLOCK_MISSED)
+
 
 _SEVERITY = (
     Verdict.OVERRIDDEN,

@@ -46,8 +46,8 @@ def test_the_chosen_cap_is_the_best_that_is_fast_enough_also_under_drift(card, n
     caps = searched(card, network, search, drift)
     decision = search.decision()
     assert len(caps) <= MOST_WINDOWS
-    assert excess(card, network, decision.power_cap_w, metric, max_slowdown) < 0.0075
-    at, reference = operate(card, network, decision.power_cap_w), operate(card, network, card.limits_w[1])
+    assert excess(card, network, decision.level, metric, max_slowdown) < 0.0075
+    at, reference = operate(card, network, decision.level), operate(card, network, card.limits_w[1])
     assert at.time_s <= reference.time_s * (1 + max_slowdown)
     assert decision.slowdown == pytest.approx(at.time_s / reference.time_s - 1)
     assert decision.saving_j == pytest.approx(reference.energy_j - at.energy_j, rel=0.05, abs=0.03 * at.energy_j)
@@ -83,7 +83,7 @@ def test_caps_that_cannot_be_set_are_not_asked_for_again():
     refused = [cap_w for cap_w in asked if cap_w < 180]
     assert refused == sorted(set(refused))
     assert refused
-    assert 180 <= search.decision().power_cap_w < 187
+    assert 180 <= search.decision().level < 187
 
 
 @given(st.integers(0, 1000))
@@ -97,14 +97,14 @@ def test_the_saving_is_as_sure_as_its_windows_are_alike(seed):
     exact = CapSearch(100.0, 260.0, "edp", 0.5)
     searched(RTX_6000, NETWORKS["vgg19"], exact)
     assert search.decision().saving_u95_j > exact.decision().saving_u95_j * 0.9
-    assert len(search.decision().as_good_w) >= 1
+    assert len(search.decision().as_good) >= 1
 
 
 def test_what_searching_has_cost_is_told_against_the_best():
     search = CapSearch(100.0, 260.0, "edp", 0.5)
     searched(RTX_6000, NETWORKS["vgg19"], search)
     decision = search.decision()
-    extra_j, extra_s = search.spent({260.0: 10, decision.power_cap_w: 1000})
+    extra_j, extra_s = search.spent({260.0: 10, decision.level: 1000})
     assert extra_j == pytest.approx(10 * decision.saving_j)
     assert extra_s == pytest.approx(10 * (decision.default_time_s - decision.time_s))
     assert extra_s < 0 < extra_j

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 from cyclopts import App, Parameter
 
 from powerd_analytics.cli import shared
 from powerd_analytics.terminal import LateProgress
-from powerd_core.errors import AnalysisError, ConfigError
+from powerd_core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from powerd_analytics.optimise.policy import Ending, Job, Observation, Outcome, Trial
+    from powerd_analytics.optimise.live import Command
+    from powerd_analytics.optimise.policy import Trial
     from powerd_analytics.optimise.recurrences import Recurrences
     from powerd_analytics.optimise.simulate import History
     from powerd_analytics.optimise.traces import JobTrace
@@ -28,7 +29,10 @@ Traces = Annotated[
 Gpu = Annotated[str | None, Parameter(help="Whose traces, such as v100; of several in the directory.")]
 Eta = Annotated[float, Parameter(help="Of the cost: 1 counts energy alone, 0 time alone.")]
 Jobs = Annotated[list[str] | None, Parameter(negative="", help="Only this job. May be repeated.")]
+State = Annotated[Path, Parameter(help="SQLite file of what is known; made where it is not there.")]
+JobName = Annotated[str, Parameter(help="Name of what recurs.")]
 WIDTH = 80
+N = TypeVar("N", int, float)
 
 
 app = App(
@@ -161,17 +165,20 @@ def run(
     target: Annotated[float, Parameter(help="The metric at which a training has done its work.")],
     metric: Annotated[str, Parameter(help="Its name, as the training gives it to meter.result.")] = "metric",
     lower_is_better: Annotated[bool, Parameter(negative="", help="Of the metric, such as a loss.")] = False,
-    max_epochs: Annotated[int, Parameter(help="After which a training gives up.")] = 100,
+    max_epochs: Annotated[int, Parameter(help="After which a training is given up, and ended.")] = 100,
+    power_caps: Annotated[
+        str, Parameter(help="Power limits in W that may be chosen: 120,160,200. None is set without it.")
+    ] = "",
     max_power: Annotated[
-        float | None, Parameter(help="Of the device in W: what a second is worth, with --eta.")
+        float | None, Parameter(help="Of the device in W: what a second is worth, with --eta; else the greatest limit.")
     ] = None,
     eta: Annotated[float, Parameter(help="Of the cost: 1 counts energy alone, 0 time alone.")] = 1.0,
     policy: Annotated[str, Parameter(help="ours, tilt, mended-zeus, or one of another package.")] = "ours",
-    job: Annotated[str, Parameter(help="Name of what recurs.")] = "job",
-    state: Annotated[Path, Parameter(help="SQLite file of what is known; made where it is not there.")] = Path(
-        "optimise.sqlite"
-    ),
+    job: JobName = "job",
+    state: State = Path("optimise.sqlite"),
     tries: Annotated[int, Parameter(help="Trainings of this recurrence until one reaches the target.")] = 3,
+    window: Annotated[float, Parameter(help="Seconds for which each limit is profiled at least.")] = 2.0,
+    settle: Annotated[float, Parameter(help="Seconds that the device takes to follow a limit.")] = 1.0,
     device: Annotated[str | None, Parameter(help="Whose joules count; the GPUs, else all devices, without it.")] = None,
     url: Annotated[
         list[str] | None,
@@ -181,109 +188,129 @@ def run(
         Path | None, Parameter(help="Directory of the run files JOB-1.h5, JOB-2.h5, ...; that of the state without it.")
     ] = None,
 ) -> int:
-    """Carry out one recurrence of a training, with the batch size that a policy chooses.
+    """Carry out one recurrence of a training, as a policy chooses.
 
     The training is recorded. It says after every epoch how good it is,
     meter.result(epoch=3, top1=0.71), and ends when it has reached its target. The
-    policy learns from its joules, its seconds and its epochs. Recurrences may overlap.
-    It does not stop a training, and it sets no power limit. Exits with 1 where the
-    target was not reached.
+    policy chooses its batch size, ends it by SIGTERM where it is not worth its cost, and
+    learns from its joules, its seconds and its epochs. With --power-caps it chooses the
+    power limit too, which is held under lease by powerd-control; without that helper the
+    batch size alone is chosen. Recurrences may overlap. Exits with 1 where the target was
+    not reached.
 
     For example:
 
       joules optimise run --batch-sizes 64,32,128 --target 0.9 --metric top1 -- python train.py --batch {batch_size}
+
+      joules optimise run --batch-sizes 32,64 --power-caps 150,200,250 --target 0.9 -- python train.py {batch_size}
     """
+    from powerd_analytics.optimise import live
     from powerd_analytics.optimise.policy import Job, Settings, Target
     from powerd_analytics.optimise.recurrences import Recurrences
 
     if not any("{batch_size}" in word for word in command):
         raise ConfigError("the training needs {batch_size} where its batch size stands, as in: --batch {batch_size}")
-    try:
-        sizes = [int(text) for text in batch_sizes.split(",")]
-    except ValueError:
-        raise ConfigError(f"--batch-sizes {batch_sizes}: whole numbers with commas between them") from None
-    if min(sizes) < 1 or len(set(sizes)) < len(sizes):
-        raise ConfigError(f"--batch-sizes {batch_sizes}: each once, and above 0")
-    if eta < 1 and max_power is None:
+    sizes, caps_w = _numbers("--batch-sizes", batch_sizes, int), _numbers("--power-caps", power_caps, float)
+    if eta < 1 and max_power is None and not caps_w:
         raise ConfigError(f"--eta {eta:g}: a second has to be worth something, say --max-power WATTS")
     if max_epochs < 1 or tries < 1:
         raise ConfigError("--max-epochs and --tries: must be 1 or more")
+    if not (window > 0 and settle >= 0):
+        raise ConfigError("--window and --settle: must be seconds above 0")
     folder = state.parent if runs is None else runs
     if not folder.is_dir():
         raise ConfigError(f"{folder} is no directory: make it first")
+    if caps_w and (why := live.why_no_limits(caps_w)):
+        # What is learnt without limits is another thing: an epoch costs something else.
+        shared.warn([f"the batch size alone is chosen, as {job}-unlimited: no power limit can be set: {why}"])
+        caps_w, job = [], f"{job}-unlimited"
     recurring = Job(
-        job, tuple(sorted(sizes)), (), Settings(sizes[0]), Target(target, lower_is_better), max_epochs,
-        1.0 if max_power is None else max_power, eta,
+        job, tuple(sorted(sizes)), tuple(sorted(caps_w)), Settings(sizes[0], max(caps_w, default=None)),
+        Target(target, lower_is_better), max_epochs, max_power or max(caps_w, default=1.0), eta,
     )  # fmt: skip
+    training = live.Command(command, metric, device, tuple(url or ()), window, settle)
     known = Recurrences(state, recurring, policy)
     recurrence = known.new_recurrence()
     for _ in range(tries):
-        if _carry_out(known, known.begin(recurrence), command, metric, device, url, folder):
+        if _carry_out(known, known.begin(recurrence), training, folder):
             return 0
     return 1
 
 
-def _carry_out(
-    known: Recurrences, trial: Trial, command: Sequence[str], metric: str, device: str | None,
-    url: Sequence[str] | None, folder: Path,
-) -> bool:  # fmt: skip
+def _numbers(option: str, text: str, kind: type[N]) -> list[N]:
+    """Raises `ConfigError`."""
+    try:
+        numbers = [kind(part) for part in text.split(",") if text]
+    except ValueError:
+        raise ConfigError(f"{option} {text}: {'whole ' if kind is int else ''}numbers with commas between") from None
+    if any(not number > 0 for number in numbers) or len(set(numbers)) < len(numbers):
+        raise ConfigError(f"{option} {text}: each once, and above 0")
+    return numbers
+
+
+def _carry_out(known: Recurrences, trial: Trial, command: Command, folder: Path) -> bool:
     """Record one training and learn from it, whatever becomes of it; whether it reached the target."""
-    from powerd_analytics.optimise.policy import Outcome
-    from powerd_client.recording import record_command
+    from powerd_analytics.optimise import live
+    from powerd_analytics.optimise.policy import Observation, Outcome
 
     batch_size, out = trial.settings.batch_size, folder / f"{known.job.name}-{trial.number + 1}.h5"
-    words = [word.replace("{batch_size}", str(batch_size)) for word in command]
-    outcome, observations = Outcome("lost", 0, 0.0, 0.0, trial.settings), []
-    shared.warn([f"recurrence {trial.recurrence + 1} of {known.job.name}: batch size {batch_size}"])
+    outcome, rest = Outcome("lost", 0, 0.0, 0.0, trial.settings), list[Observation]()
+    shared.warn([f"recurrence {trial.recurrence + 1} of {known.job.name}: {_said(trial)}"])
     try:
-        status = record_command(words, url=list(url or ()) or None, out=out, overwrite=False, quiet=True)
-        observations = _observations(out, trial, metric, device)
-        outcome = _outcome(observations, known.job, broke=status != 0)
+        status, outcome, rest = live.carry_out(trial, known.job, command, known.observe, out)
     finally:
-        known.end(trial, outcome, observations, out)
+        known.end(trial, outcome, rest, out)
     if outcome.ending == "lost":
         raise ConfigError(f"{out}: this training taught nothing: it exited with {status}, in {outcome.epochs} epochs")
     cost_j = known.job.cost_j(outcome.energy_j, outcome.time_s)
-    what = "target reached" if outcome.is_reached else "target not reached"
+    what = {"reached": "target reached", "stopped": "stopped, as it is not worth its cost,"}
+    cap_w = outcome.settings.power_cap_w
+    at = f"batch size {batch_size}" + ("" if cap_w is None else f" and {cap_w:g} W")
     spent = f"{outcome.energy_j:.4g} J, {outcome.time_s:.4g} s, cost {cost_j:.4g} J"
-    shared.warn([f"{what} in {outcome.epochs} epochs: {spent} ({out})"])
+    text = what.get(outcome.ending, "target not reached")
+    shared.warn([f"{text} in {outcome.epochs} epochs at {at}: {spent} ({out})"])
     return outcome.is_reached
 
 
-def _observations(out: Path, trial: Trial, metric: str, device: str | None) -> list[Observation]:
-    """What a run says after each of its epochs. Its joules and seconds until there are those of the whole run, by its
-    share of the time. Raises `AnalysisError` where no joules are known."""
-    from powerd_analytics.optimise.policy import Observation
-    from powerd_analytics.results import run_totals
-    from powerd_analytics.runs.run import read_run
-    from powerd_client.phase import RESULT
-
-    run = read_run(out)
-    rows = [row for row in run_totals(run) if device is None or row.device == device]
-    counted = [row for row in rows if row.device.startswith("gpu")] or rows
-    joules = [row.energy_j for row in counted if row.energy_j is not None]
-    if not joules or len(joules) < len(counted):
-        raise AnalysisError(f"{out}: no joules are known of {device or 'its devices'}: nothing was learnt from it")
-    said = [e for e in run.events if e.name == RESULT and not e.rank and "epoch" in e.values and metric in e.values]
-    energy_j, time_s = sum(joules), counted[0].time_s
-    observations = []
-    for event in said:
-        share = (event.t_ns - run.begin_ns) / (run.end_ns - run.begin_ns) if event is not said[-1] else 1.0
-        epoch, value = int(event.values["epoch"]), float(event.values[metric])
-        observations.append(Observation(epoch, share * energy_j, share * time_s, trial.settings, value))
-    return observations
+def _said(trial: Trial) -> str:
+    text = f"batch size {trial.settings.batch_size}"
+    if trial.profile_caps_w:
+        return f"{text}, profiling {', '.join(f'{cap:g}' for cap in trial.profile_caps_w)} W"
+    return text if trial.settings.power_cap_w is None else f"{text}, {trial.settings.power_cap_w:g} W"
 
 
-def _outcome(observations: Sequence[Observation], job: Job, *, broke: bool) -> Outcome:
-    """How a training ended, by what was seen of it."""
-    from powerd_analytics.optimise.policy import Outcome, Settings
+@app.command
+def replay(
+    *,
+    state: State = Path("optimise.sqlite"),
+    job: JobName = "job",
+    format: shared.TextOrJson = "text",
+    output: shared.Output = None,
+    overwrite: shared.Overwrite = False,
+) -> int:
+    """Ask the policy of a job again all that it was asked, and compare.
 
-    if not observations or observations[-1].epoch < 1:
-        return Outcome("lost", 0, 0.0, 0.0, Settings(job.default.batch_size))
-    last = observations[-1]
-    is_met = any(o.metric is not None and job.target.is_met(o.metric) for o in observations)
-    ending: Ending = "reached" if is_met else "lost" if broke else "failed"
-    return Outcome(ending, last.epoch, last.energy_j, last.time_s, last.settings)
+    The log of `joules optimise run` says what the policy was told of each training, and
+    what it decided. A new policy with the same seed, told the same, has to decide the
+    same. Exits with 1 where one decision differs.
+
+    For example:
+
+      joules optimise replay --state optimise.sqlite --job squad
+    """
+    from powerd_analytics.export import to_json_text
+    from powerd_analytics.optimise import advice
+    from powerd_analytics.optimise.recurrences import open_recurrences
+
+    shared.refuse_existing(output, overwrite)
+    known = open_recurrences(state, job)
+    steps, ended = known.replay(), known.ended()
+    if format == "json":
+        text = to_json_text([advice.replay_row(trial, outcome, steps) for trial, outcome in ended]) + "\n"
+    else:
+        text = shared.tables_text([advice.replay_table(ended, steps)], format, output, WIDTH)
+    shared.put_out(text, output, overwrite)
+    return int(not all(step.is_same for step in steps))
 
 
 def _read(traces: Path, gpu: str | None, eta: float, jobs: Sequence[str] | None) -> list[JobTrace]:

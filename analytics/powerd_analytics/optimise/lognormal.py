@@ -42,7 +42,7 @@ from powerd_analytics.optimise.policy import (
     Stop,
     Trial,
 )
-from powerd_analytics.optimise.profiles import Profile, profile_at
+from powerd_analytics.optimise.profiles import Profile, add_to_profile, profile_at
 
 Values = NDArray[np.float64]
 Places = NDArray[np.intp]
@@ -179,12 +179,8 @@ class Belief(NamedTuple):
     cost_mean: Values
     """Of the logarithm of an epoch's cost in joules, at the best limit."""
     cost_variance: Values
-
-    @property
-    def expected_j(self) -> Values:
-        """Of the cost of one training."""
-        spread = self.variance + self.cost_variance + self.noise_variance
-        return np.exp(self.mean + self.cost_mean + spread / 2)
+    expected_j: Values
+    """Of the cost of one training."""
 
 
 class _Prospect(NamedTuple):
@@ -221,6 +217,9 @@ class LognormalPolicy(RememberingPolicy[Memory]):
         # Costs are smooth, and nearly without noise.
         self._cost_kernel = _kernel(self._octaves, 3.0, 0.5, 0.2, p.length_octaves, 0.03)
         self._prospects: dict[int, _Prospect] = {}
+        self._epochs_known: tuple[tuple[int, tuple[int, ...]], tuple[float, Values, Values]] | None = None
+        """What follows from the trainings that have ended, of which there are ever more: it is asked for twice."""
+        self._costs_known: tuple[dict[int, float], tuple[Values, Values]] | None = None
 
     # -- before a training -----------------------------------------------------------------------------------------
 
@@ -234,7 +233,7 @@ class LognormalPolicy(RememberingPolicy[Memory]):
             batch_size = self.job.batch_sizes[place]
         profile = profile_at(self.memory.profiles, batch_size)
         caps = self._caps_to_profile(batch_size)
-        cap = caps[-1] if profile is None and caps else self._best_cap_w(profile)
+        cap = caps[0] if profile is None and caps else self._best_cap_w(profile)
         trial = self.next_trial(recurrence, Settings(batch_size, cap), caps)
         self.memory.curves.append(Curve(trial.number))
         return trial
@@ -305,12 +304,15 @@ class LognormalPolicy(RememberingPolicy[Memory]):
 
     def observe(self, trial: Trial, observation: Observation) -> Decision:
         batch_size = trial.settings.batch_size
-        if observation.epoch == 0:
-            if observation.profile:
-                self._keep_profile(trial, observation)
-            best_w = self._best_cap_w(profile_at(self.memory.profiles, batch_size))
+        profile = profile_at(self.memory.profiles, batch_size)
+        is_new = profile is None or any(cap not in profile.asked_w for cap in observation.asked_w)
+        if observation.profile and is_new:
+            profile = add_to_profile(self.memory.profiles, batch_size, observation.profile, observation.asked_w)
+        if observation.epoch == 0 or (observation.profile and is_new):
+            best_w = self._best_cap_w(profile)
             if best_w is not None and observation.settings.power_cap_w != best_w:
                 return Change(Settings(batch_size, best_w))
+        if observation.epoch == 0:
             return Go()
         curve = next(c for c in self.memory.curves if c.trial == trial.number)
         if observation.metric is not None and self._is_better(observation.metric, curve):
@@ -382,19 +384,18 @@ class LognormalPolicy(RememberingPolicy[Memory]):
         """Of log N by the last metric that a training has passed, with its standard deviation; None without any."""
         if not curve.passed:
             return None
-        last = curve.passed[-1]
+        last, is_lower_better = curve.passed[-1], self.job.target.is_lower_better
         ratios = []
         for other in self.memory.curves:
-            is_lower_better = self.job.target.is_lower_better
-            as_good = (
-                p for p in other.passed if (p.metric <= last.metric if is_lower_better else p.metric >= last.metric)
-            )
-            first = next(as_good, None)
-            if other.epochs and first is not None:
-                ratios.append(math.log(other.epochs / first.epoch))
+            if not other.epochs:
+                continue
+            for passed in other.passed:
+                if passed.metric <= last.metric if is_lower_better else passed.metric >= last.metric:
+                    ratios.append(math.log(other.epochs / passed.epoch))
+                    break
         if not ratios:
             return None
-        rest = float(np.mean(ratios))
+        rest = math.fsum(ratios) / len(ratios)
         # Epochs are whole: the metric was passed some time in the one before.
         return math.log(last.epoch) + rest, self.parameters.curve_share * rest + 0.05 + 0.5 / last.epoch
 
@@ -434,7 +435,8 @@ class LognormalPolicy(RememberingPolicy[Memory]):
 
     def _caps_to_profile(self, batch_size: int) -> tuple[float, ...]:
         """All limits at the first batch size, and at one that has proved itself: costs have more than one minimum. At
-        others those around the best one of the nearest batch size, and then around the best one so far."""
+        others those around the best one of the nearest batch size, and then around the best one so far. What says most
+        comes first: a training may end before all are measured."""
         caps = self.job.power_caps_w
         if not caps:
             return ()
@@ -445,39 +447,33 @@ class LognormalPolicy(RememberingPolicy[Memory]):
             reached = sum(past.is_reached for past in self.memory.past if past.batch_size == batch_size)
             around = caps if reached >= self.parameters.proved else caps[max(place - 1, 0) : place + 2]
             new = [cap for cap in around if cap not in profile.asked_w]
-            return tuple(sorted([*new, best_w])) if new else ()
+            return (*new, best_w) if new else ()
         if not self.memory.profiles:
-            return caps
+            return caps[::-1]
         nearest = min(self.memory.profiles, key=lambda p: abs(math.log2(p.batch_size / batch_size)))
-        place, window = caps.index(nearest.best(self.job).power_cap_w), self.parameters.limit_window
-        return caps[max(place - window, 0) : place + window + 1]
-
-    def _keep_profile(self, trial: Trial, observation: Observation) -> None:
-        batch_size = trial.settings.batch_size
-        profile = profile_at(self.memory.profiles, batch_size)
-        if profile is None:
-            profile = Profile(batch_size)
-            self.memory.profiles.append(profile)
-        profile.add(observation.profile, trial.profile_caps_w)
+        best_w, window = nearest.best(self.job).power_cap_w, self.parameters.limit_window
+        place = caps.index(best_w)
+        return (best_w, *caps[max(place - window, 0) : place], *caps[place + 1 : place + window + 1])
 
     def _keep_costs(self, outcome: Outcome) -> None:
         """What an epoch took, where no limit can be set and nothing is profiled: under one limit, whatever it is."""
-        batch_size = outcome.settings.batch_size
-        profile = profile_at(self.memory.profiles, batch_size)
-        if profile is None:
-            profile = Profile(batch_size)
-            self.memory.profiles.append(profile)
-        profile.add({0.0: EpochCost(outcome.energy_j / outcome.epochs, outcome.time_s / outcome.epochs)}, ())
+        cost = EpochCost(outcome.energy_j / outcome.epochs, outcome.time_s / outcome.epochs)
+        add_to_profile(self.memory.profiles, outcome.settings.batch_size, {0.0: cost}, ())
 
     # -- belief --------------------------------------------------------------------------------------------------------
 
     def belief(self, pending: Sequence[int] = ()) -> Belief:
         """What is thought now. Trainings that go on at the batch sizes ``pending`` count as if they had ended as
         expected, so that nobody begins another one to learn the same."""
-        noise_variance = self._noise_variance()
-        mean, variance = self._epochs_belief(noise_variance, pending)
+        asked = (len(self.memory.past), tuple(pending))
+        if self._epochs_known is None or self._epochs_known[0] != asked:
+            noise_variance = self._noise_variance()
+            self._epochs_known = asked, (noise_variance, *self._epochs_belief(noise_variance, pending))
+        noise_variance, mean, variance = self._epochs_known[1]
         cost_mean, cost_variance = self._cost_belief()
-        return Belief(mean, variance, noise_variance, cost_mean, cost_variance)
+        spread = variance + cost_variance + noise_variance
+        expected_j = np.exp(mean + cost_mean + spread / 2)
+        return Belief(mean, variance, noise_variance, cost_mean, cost_variance, expected_j)
 
     def _noise_variance(self) -> float:
         """Pooled over the batch sizes, and shrunk towards what is usual."""
@@ -486,13 +482,14 @@ class LognormalPolicy(RememberingPolicy[Memory]):
         for past in self._remembered():
             if past.is_reached:
                 groups.setdefault(past.batch_size, []).append(past.log_epochs)
-        squares = sum(self._squares(np.array(values)) for values in groups.values())
+        squares = sum(self._squares(values) for values in groups.values())
         freedom = sum(len(values) - 1 for values in groups.values())
         return (p.noise_weight * p.noise_sd**2 + squares) / (p.noise_weight + freedom)
 
-    def _squares(self, values: Values) -> float:
+    def _squares(self, values: Sequence[float]) -> float:
         """Sum of the squares of what trainings at one batch size, in their order, differ by chance."""
-        return len(values) * float(np.var(values))
+        mean = math.fsum(values) / len(values)
+        return math.fsum((value - mean) ** 2 for value in values)
 
     def _remembered(self) -> list[Past]:
         """The trainings that a belief is made of."""
@@ -538,15 +535,16 @@ class LognormalPolicy(RememberingPolicy[Memory]):
 
     def _cost_belief(self) -> tuple[Values, Values]:
         """Mean and variance of the logarithm of an epoch's cost by batch size, at the best limit."""
-        costs = {
-            p.batch_size: self.job.cost_j(p.best(self.job).energy_j, p.best(self.job).time_s)
-            for p in self.memory.profiles
-        }
+        best = {p.batch_size: p.best(self.job) for p in self.memory.profiles}
+        costs = {size: self.job.cost_j(cap.energy_j, cap.time_s) for size, cap in best.items()}
+        if self._costs_known is not None and self._costs_known[0] == costs:
+            return self._costs_known[1]
         at = np.array([place for place, size in enumerate(self.job.batch_sizes) if size in costs], dtype=np.intp)
         values = np.log([costs[self.job.batch_sizes[place]] for place in at])
         centre = float(values.mean()) if len(values) else 0.0
         mean, variance = _conditioned(self._cost_kernel, at, values - centre, np.full(len(at), 1e-6), centre)
         mean[at], variance[at] = values, 0.0
+        self._costs_known = costs, (mean, variance)
         return mean, variance
 
 

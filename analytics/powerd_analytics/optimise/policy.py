@@ -5,7 +5,7 @@ which settings to train, hears of the training what it costs while it goes on, a
 *environment* carries trainings out: on a trace, on a simulated GPU, or on a real one. A policy cannot see which.
 
 The batch size is chosen before a training begins, the power limit with the job and the batch size at hand: a trial may
-ask that several limits be profiled in its first epoch, and `Change` sets one of them for the rest.
+ask that several limits be profiled first, and `Change` sets one of them for the rest.
 
 A policy does no input or output and reads no clock. Everything that it draws comes from its seed, and all that it knows
 is in `Policy.state`, which JSON can hold. Policies are found by name: the table `POLICIES`, and the entry point group
@@ -112,7 +112,8 @@ class Trial:
     recurrence: int
     settings: Settings
     profile_caps_w: tuple[float, ...] = ()
-    """Limits among which the first epoch is divided evenly, to measure each of them."""
+    """Limits to be measured first: a trace divides the first epoch evenly among them, a real training takes whole
+    epochs for each, in this order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +121,9 @@ class Observation:
     """The state of a training after ``epoch`` whole epochs. The first one of a training has epoch 0."""
 
     epoch: int
-    energy_j: float
-    """Since the training began, as is ``time_s``."""
+    energy_j: float | None
+    """Since the training began, as is ``time_s``. None where it is not known yet: the joules of a real training are
+    worked out when it has ended."""
     time_s: float
     settings: Settings
     """In force, whatever was asked."""
@@ -129,6 +131,8 @@ class Observation:
     """The best so far; None where nothing is known yet."""
     profile: Mapping[float, EpochCost] = field(default_factory=dict)
     """By limit in W: what was profiled, from the moment on at which it is known."""
+    asked_w: tuple[float, ...] = ()
+    """The limits that were asked for in it: a device may have none of them, and give its nearest."""
 
 
 Ending = Literal["reached", "stopped", "failed", "lost"]

@@ -47,3 +47,15 @@ class Profile:
 
 def profile_at(profiles: Sequence[Profile], batch_size: int) -> Profile | None:
     return next((profile for profile in profiles if profile.batch_size == batch_size), None)
+
+
+def add_to_profile(
+    profiles: list[Profile], batch_size: int, measured: Mapping[float, EpochCost], asked_w: Sequence[float]
+) -> Profile:
+    """Add what was measured to the profile of a batch size, which is made where there is none."""
+    profile = profile_at(profiles, batch_size)
+    if profile is None:
+        profile = Profile(batch_size)
+        profiles.append(profile)
+    profile.add(measured, asked_w)
+    return profile

@@ -1,8 +1,11 @@
 """What a policy knows of a job that recurs on this machine, in one SQLite file that several processes share.
 
-`Recurrences.begin` and `end` each are one transaction: the policy is made from its state, asked, and its new state is
-kept, so that recurrences that overlap see what the others have pending. A trial whose process has vanished without a
-word counts as lost: nothing is learnt of it.
+`Recurrences.begin`, `observe` and `end` each are one transaction: the policy is made from its state, asked, and its new
+state is kept, so that recurrences that overlap see what the others have pending. A trial whose process has vanished
+without a word counts as lost: nothing is learnt of it.
+
+All that the policy was asked and what it answered stands in the file, in order: `replay` asks a new policy of the same
+seed the same again.
 """
 
 from __future__ import annotations
@@ -12,10 +15,22 @@ import os
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from powerd_analytics.optimise.policy import Job, Observation, Outcome, Policy, Settings, Trial, find_policy
+from powerd_analytics.optimise.policy import (
+    Decision,
+    EpochCost,
+    Job,
+    Observation,
+    Outcome,
+    Policy,
+    Settings,
+    Stop,
+    Trial,
+    find_policy,
+)
 from powerd_client.hostclock import started
 from powerd_core.errors import ConfigError
 from powerd_core.serde import from_document, to_document
@@ -25,6 +40,10 @@ CREATE TABLE IF NOT EXISTS policies (job TEXT PRIMARY KEY, recurrences INTEGER N
 CREATE TABLE IF NOT EXISTS trials (
     job TEXT NOT NULL, number INTEGER NOT NULL, trial TEXT NOT NULL, pid INTEGER NOT NULL, began TEXT NOT NULL,
     outcome TEXT, run TEXT, PRIMARY KEY (job, number)
+);
+CREATE TABLE IF NOT EXISTS steps (
+    step INTEGER PRIMARY KEY, job TEXT NOT NULL, what TEXT NOT NULL, number INTEGER NOT NULL, told TEXT NOT NULL,
+    answer TEXT NOT NULL
 );
 """
 _WAIT_S = 30.0
@@ -46,7 +65,10 @@ class Recurrences:
     def begin(self, recurrence: int) -> Trial:
         """The next trial of a recurrence, to be carried out by this process."""
         with self._transaction() as (rows, policy, recurrences):
-            trial = policy.begin(recurrence, self._pending(rows, policy))
+            pending = self._pending(rows, policy)
+            trial = policy.begin(recurrence, pending)
+            told = {"recurrence": recurrence, "pending": [other.number for other in pending]}
+            self._log(rows, "begin", trial.number, told, to_document(trial))
             owner = (os.getpid(), started(os.getpid()) or "")
             rows.execute(
                 "INSERT INTO trials (job, number, trial, pid, began) VALUES (?, ?, ?, ?, ?)",
@@ -55,17 +77,24 @@ class Recurrences:
             self._keep(rows, policy, recurrences)
             return trial
 
+    def observe(self, trial: Trial, observation: Observation) -> Decision:
+        """What the policy decides on a training that goes on. Of one that has ended already: to stop."""
+        with self._transaction() as (rows, policy, recurrences):
+            query = "SELECT 1 FROM trials WHERE job = ? AND number = ? AND outcome IS NULL"
+            if rows.execute(query, (self.job.name, trial.number)).fetchone() is None:
+                return Stop()
+            decision = self._observed(rows, policy, trial, observation)
+            self._keep(rows, policy, recurrences)
+            return decision
+
     def end(
         self, trial: Trial, outcome: Outcome, observations: Sequence[Observation] = (), run: Path | None = None
     ) -> None:
-        """Learn from a trial, and from what was seen of it on its way. What is said of one that has ended already
-        changes nothing."""
+        """Learn from a trial, and from what was seen of it that the policy was not asked about. What is said of one
+        that has ended already changes nothing."""
         with self._transaction() as (rows, policy, recurrences):
-            if self._close(rows, trial, outcome, run):
-                for observation in observations:
-                    policy.observe(trial, observation)  # too late to decide; its learning curve is worth keeping
-                policy.end(trial, outcome)
-                self._keep(rows, policy, recurrences)
+            self._end(rows, policy, trial, outcome, observations, run)
+            self._keep(rows, policy, recurrences)
 
     def ended(self) -> list[tuple[Trial, Outcome]]:
         """All trials that have ended, by number."""
@@ -73,6 +102,34 @@ class Recurrences:
             query = "SELECT trial, outcome FROM trials WHERE job = ? AND outcome IS NOT NULL ORDER BY number"
             found = rows.execute(query, (self.job.name,)).fetchall()
         return [(from_document(Trial, json.loads(t)), from_document(Outcome, json.loads(o))) for t, o in found]
+
+    def replay(self) -> list[Step]:
+        """Ask a new policy of the same seed all that the policy was asked, in the same order. Raises `ConfigError`
+        where the file has not all of it."""
+        with self._transaction() as (rows, policy, _):
+            query = "SELECT what, number, told, answer FROM steps WHERE job = ? ORDER BY step"
+            steps = rows.execute(query, (self.job.name,)).fetchall()
+            ended = rows.execute("SELECT COUNT(*) FROM trials WHERE job = ?", (self.job.name,)).fetchone()[0]
+            seed = int(policy.state()["seed"])
+        if sum(what == "begin" for what, *_ in steps) < ended:
+            raise ConfigError(f"{self.path} was begun by an earlier release, which kept no log: there is no replay")
+        policy = self._policy(self.job, seed)
+        trials: dict[int, Trial] = {}
+        replayed = []
+        for what, number, told_text, answer_text in steps:
+            told, answer = json.loads(told_text), json.loads(answer_text)
+            policy = self._policy.restore(policy.state())  # as every process does
+            if what == "begin":
+                trial = policy.begin(told["recurrence"], [trials[other] for other in told["pending"]])
+                trials[number] = from_document(Trial, answer)
+                again = to_document(trial)
+            elif what == "observe":
+                again = _decision(policy.observe(trials[number], _observation(told)))
+            else:
+                policy.end(trials[number], from_document(Outcome, told))
+                again = answer
+            replayed.append(Step(what, number, answer, again))
+        return replayed
 
     # -- inside a transaction ------------------------------------------------------------------------------------------
 
@@ -115,12 +172,76 @@ class Recurrences:
                 pending.append(trial)
                 continue
             lost = Outcome("lost", 0, 0.0, 0.0, Settings(trial.settings.batch_size))
-            self._close(rows, trial, lost, None)
-            policy.end(trial, lost)
+            self._end(rows, policy, trial, lost)
         return pending
 
-    def _close(self, rows: sqlite3.Connection, trial: Trial, outcome: Outcome, run: Path | None) -> bool:
-        """Whether the trial was open."""
+    def _observed(self, rows: sqlite3.Connection, policy: Policy, trial: Trial, observation: Observation) -> Decision:
+        decision = policy.observe(trial, observation)
+        self._log(rows, "observe", trial.number, _told(observation), _decision(decision))
+        return decision
+
+    def _log(self, rows: sqlite3.Connection, what: str, number: int, told: Any, answer: Any) -> None:
+        row = (self.job.name, what, number, json.dumps(told), json.dumps(answer))
+        rows.execute("INSERT INTO steps (job, what, number, told, answer) VALUES (?, ?, ?, ?, ?)", row)
+
+    def _end(
+        self, rows: sqlite3.Connection, policy: Policy, trial: Trial, outcome: Outcome,
+        observations: Sequence[Observation] = (), run: Path | None = None,
+    ) -> None:  # fmt: skip
+        """End a trial, unless it has ended already."""
         values = (json.dumps(to_document(outcome)), None if run is None else str(run), self.job.name, trial.number)
         query = "UPDATE trials SET outcome = ?, run = ? WHERE job = ? AND number = ? AND outcome IS NULL"
-        return rows.execute(query, values).rowcount == 1
+        if rows.execute(query, values).rowcount != 1:
+            return
+        for observation in observations:
+            self._observed(rows, policy, trial, observation)  # too late to decide; its learning curve is worth keeping
+        policy.end(trial, outcome)
+        self._log(rows, "end", trial.number, to_document(outcome), None)
+
+
+def open_recurrences(path: Path, job: str) -> Recurrences:
+    """What is known of a job. Raises `ConfigError` where nothing is."""
+    names: list[str] = []
+    try:
+        if path.is_file():
+            with closing(sqlite3.connect(path, timeout=_WAIT_S)) as rows:
+                states = dict(rows.execute("SELECT job, state FROM policies").fetchall())
+            if job in states:
+                state = json.loads(states[job])
+                return Recurrences(path, from_document(Job, state["job"]), state["policy"])
+            names = sorted(states)
+    except sqlite3.Error as error:
+        raise ConfigError(f"{path} cannot be used as the state of an optimiser: {error}") from error
+    raise ConfigError(f"{path} knows nothing of a job {job!r}; it knows {', '.join(names) or 'none'}")
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What a policy was asked, or told, and its answer: a trial, a decision, or none to an end."""
+
+    what: str
+    number: int
+    """Of the trial."""
+    answer: Any
+    again: Any
+    """What the same policy answers again."""
+
+    @property
+    def is_same(self) -> bool:
+        return bool(self.answer == self.again)
+
+
+def _decision(decision: Decision) -> Any:
+    """For JSON."""
+    return {type(decision).__name__: to_document(decision)}
+
+
+def _told(observation: Observation) -> Any:
+    """For JSON, which has no numbers as keys."""
+    costs = [[cap_w, cost.energy_j, cost.time_s] for cap_w, cost in observation.profile.items()]
+    return {**to_document(replace(observation, profile={})), "profile": costs}
+
+
+def _observation(told: Any) -> Observation:
+    profile = {cap_w: EpochCost(energy_j, time_s) for cap_w, energy_j, time_s in told["profile"]}
+    return replace(from_document(Observation, {**told, "profile": {}}), profile=profile)

@@ -9,6 +9,10 @@ have become uncertain.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+
 import numpy as np
 
 from powerd_analytics.optimise.lognormal import LognormalPolicy, Past, Seen, Values
@@ -30,9 +34,9 @@ class TiltPolicy(LognormalPolicy):
     def _remembered(self) -> list[Past]:
         return self.memory.past[-self.most_past :]
 
-    def _squares(self, values: Values) -> float:
+    def _squares(self, values: Sequence[float]) -> float:
         # Of successive trainings (von Neumann): what drifts slowly is no chance.
-        return float(np.sum(np.diff(values) ** 2)) / 2
+        return math.fsum((b - a) ** 2 for a, b in pairwise(values)) / 2
 
     def _posterior(self, seen: Seen, centre: float) -> tuple[Values, Values]:
         """Averaged over the steps by how likely each makes what was seen.

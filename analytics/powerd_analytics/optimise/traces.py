@@ -138,6 +138,7 @@ class TraceTraining:
         self._costs = trace.costs[trial.settings.batch_size]
         self._epoch = 0
         self._profile: dict[float, EpochCost] = {}
+        self._asked_w = trial.profile_caps_w
         self._set(trial.settings)
         for cap in trial.profile_caps_w:
             nearest = self._nearest(cap)
@@ -191,7 +192,9 @@ class TraceTraining:
     def _observation(self) -> Observation:
         spent = self._spent()
         metric = next((m for epoch, m in reversed(self._curve.passed) if epoch <= self._epoch), None)
-        return Observation(self._epoch, spent.energy_j, spent.time_s, self._settings, metric, self._profile)
+        return Observation(
+            self._epoch, spent.energy_j, spent.time_s, self._settings, metric, self._profile, self._asked_w
+        )
 
     def _outcome(self, ending: Ending) -> Outcome:
         spent = self._spent()

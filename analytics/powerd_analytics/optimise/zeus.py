@@ -30,7 +30,7 @@ from powerd_analytics.optimise.policy import (
     Stop,
     Trial,
 )
-from powerd_analytics.optimise.profiles import Profile, ProfiledCap, profile_at
+from powerd_analytics.optimise.profiles import Profile, ProfiledCap, add_to_profile, profile_at
 
 BETA = 2.0
 """Of the published evaluation."""
@@ -137,20 +137,17 @@ class ZeusPolicy(RememberingPolicy[_Memory]):
 
     def observe(self, trial: Trial, observation: Observation) -> Decision:
         batch_size = trial.settings.batch_size
-        if observation.epoch > 0:
-            return Stop()  # the bound that was set at the begin
         profile = profile_at(self.memory.profiles, batch_size)
-        if observation.profile and profile is None:
-            profile = Profile(batch_size)
-            profile.add(observation.profile, trial.profile_caps_w)
-            self.memory.profiles.append(profile)
+        is_new = profile is None
         if profile is None:
-            return Go(self.job.max_epochs)
+            if not observation.profile:
+                return Go() if trial.profile_caps_w else Go(self.job.max_epochs)
+            profile = add_to_profile(self.memory.profiles, batch_size, observation.profile, observation.asked_w)
         best = self._best_cap(profile)
-        if observation.settings.power_cap_w != best.power_cap_w:
+        if (is_new or observation.epoch == 0) and observation.settings.power_cap_w != best.power_cap_w:
             return Change(Settings(batch_size, best.power_cap_w))
         most = self._most_epochs(profile, best)
-        return Go(most) if most > 0 else Stop()
+        return Go(most) if most > observation.epoch else Stop()
 
     def end(self, trial: Trial, outcome: Outcome) -> None:
         if outcome.ending == "lost":

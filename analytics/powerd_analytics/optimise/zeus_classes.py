@@ -121,7 +121,8 @@ class _ShownLimits:
             return None
         settings = shown.trial.settings
         known = dict(profile) if shown.trial.profile_caps_w else {}
-        decision = shown.policy.observe(shown.trial, Observation(0, 0.0, 0.0, settings, None, known))
+        asked_w = shown.trial.profile_caps_w
+        decision = shown.policy.observe(shown.trial, Observation(0, 0.0, 0.0, settings, None, known, asked_w))
         chosen = decision.settings if isinstance(decision, Change) else settings
         assert chosen.power_cap_w is not None
         shown.limits[batch_size] = chosen.power_cap_w

@@ -10,7 +10,7 @@ import pytest
 from common import powerd
 
 from analytics.support.command import joules, refused
-from powerd_analytics.cli.optimise import _outcome
+from powerd_analytics.optimise.live import outcome_of
 from powerd_analytics.optimise.policy import Job, Observation, Outcome, Settings, Target, carry_out, find_policy
 from powerd_analytics.optimise.recurrences import Recurrences
 from powerd_analytics.optimise.traces import TraceEnvironment, read_zeus
@@ -117,7 +117,7 @@ def test_a_recurrence_of_a_recorded_training(capsys, tmp_path):
         own = ("--batch-sizes", "16,8", "--target", 0.89, "--metric", "top1", "--url", url, "--state", state)
         command = ("--job", "toy", "--", sys.executable, script, "{batch_size}")
         code, _, err = joules(capsys, "optimise", "run", *own, *command)
-    assert code == 0
+    assert code == 0, err
     assert "recurrence 1 of toy: batch size 16" in err
     assert "target reached in 3 epochs" in err
     assert (tmp_path / "toy-1.h5").exists()
@@ -127,6 +127,95 @@ def test_a_recurrence_of_a_recorded_training(capsys, tmp_path):
     assert (outcome.ending, outcome.epochs) == ("reached", 3)
     assert outcome.energy_j > 0
     assert outcome.time_s >= 0.06
+
+
+HOPELESS = """
+import signal, sys, time
+from powerd_client import Meter
+size = int(sys.argv[1])
+signal.signal(signal.SIGTERM, lambda *_: (open(f"ended-{size}", "w").close(), sys.exit(3)))
+with Meter() as meter:
+    for epoch in range(1, 400):
+        time.sleep(0.03)
+        top1 = min(0.3 * epoch, 0.9) if size == 16 else 0.1
+        meter.result(epoch=epoch, top1=top1)
+        if top1 >= float(sys.argv[2]):
+            break
+"""
+
+
+def hopeless(capsys, folder, url, *options, target=0.9, max_epochs=400):
+    (folder / "train.py").write_text(HOPELESS)
+    own = ("--batch-sizes", "16,8,32", "--target", target, "--metric", "top1", "--url", url)
+    state = ("--state", folder / "state.sqlite", "--max-epochs", max_epochs, *options)
+    return joules(capsys, "optimise", "run", *own, *state, "--", sys.executable, "train.py", "{batch_size}", target)
+
+
+def test_a_hopeless_training_is_stopped_and_the_policy_learns_from_it(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with powerd(SOURCE) as (url, _):
+        code, _, err = hopeless(capsys, tmp_path, url)
+        assert (code, "batch size 16" in err) == (0, True)
+        code, _, err = hopeless(capsys, tmp_path, url)
+    assert code == 0
+    assert "stopped, as it is not worth its cost, in " in err
+    job = Job("job", (8, 16, 32), (), Settings(16), Target(0.9), 400, 1.0, 1.0)
+    known = Recurrences(tmp_path / "state.sqlite", job, "ours")
+    (_, first), (trial, stopped), *_, (_, last) = known.ended()
+    assert (first.ending, stopped.ending, last.ending) == ("reached", "stopped", "reached")
+    assert 1 <= stopped.epochs < 400
+    assert stopped.energy_j > 0
+    assert (tmp_path / f"ended-{trial.settings.batch_size}").exists()  # by SIGTERM, in order
+    state = json.loads(sqlite3.connect(known.path).execute("SELECT state FROM policies").fetchone()[0])
+    past = {p["batch_size"]: p["is_reached"] for p in state["memory"]["past"]}
+    assert past[trial.settings.batch_size] is False
+    # The log, replayed, gives the same decisions; told another thing, it does not.
+    steps = known.replay()
+    assert all(step.is_same for step in steps)
+    assert {name for step in steps if step.what == "observe" for name in step.answer} == {"Go", "Stop"}
+    rows = json.loads(joules(capsys, "optimise", "replay", "--state", known.path, "--format", "json")[1])
+    assert [row["ending"] for row in rows] == [outcome.ending for _, outcome in known.ended()]
+    assert all(row["same"] == row["decisions"] > 0 for row in rows)
+    with sqlite3.connect(known.path) as log:
+        log.execute("UPDATE steps SET told = replace(told, '0.9', '0.2') WHERE what = 'observe' AND number = 0")
+        log.execute("UPDATE steps SET told = replace(told, 'reached', 'failed') WHERE what = 'end' AND number = 0")
+    assert joules(capsys, "optimise", "replay", "--state", known.path)[0] == 1
+
+
+def test_a_training_is_ended_at_its_last_epoch(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with powerd(SOURCE) as (url, _):
+        code, _, err = hopeless(capsys, tmp_path, url, "--tries", "1", target=2.0, max_epochs=2)
+    assert code == 1, err
+    assert "target not reached in " in err
+    assert (tmp_path / "ended-16").exists()
+
+
+def test_without_a_helper_one_line_says_what_is_missing(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("POWERD_CONTROL", str(tmp_path / "nobody"))
+    with powerd(SOURCE) as (url, _):
+        code, _, err = hopeless(capsys, tmp_path, url, "--power-caps", "100,150")
+    assert code == 0, err
+    (line,) = [line for line in err.splitlines() if "no power limit can be set" in line]
+    assert "start `powerd-control`" in line
+    assert "recurrence 1 of job-unlimited: batch size 16" in err
+
+
+@pytest.mark.parametrize("concurrency", [1, 3])
+def test_a_log_replays_also_where_recurrences_overlap(tmp_path, concurrency):
+    known, environment = Recurrences(tmp_path / "state.sqlite", TRACE.job, "ours"), TraceEnvironment(TRACE, 5)
+
+    class Asked:
+        observe = staticmethod(known.observe)
+
+    for _ in range(5):
+        begun = [known.begin(known.new_recurrence()) for _ in range(concurrency)]
+        for trial in begun:
+            known.end(trial, carry_out(Asked, environment, trial))
+    steps = known.replay()
+    assert {step.what for step in steps} == {"begin", "observe", "end"}
+    assert [step for step in steps if not step.is_same] == []
 
 
 @pytest.mark.parametrize(
@@ -142,7 +231,7 @@ def test_a_recurrence_of_a_recorded_training(capsys, tmp_path):
 )
 def test_how_a_training_ended(metrics, broke, ending):
     seen = [Observation(n, 10.0 * n, n, Settings(16), metric) for n, metric in enumerate(metrics, 1)]
-    outcome = _outcome(seen, JOB, broke=broke)
+    outcome = outcome_of(seen, JOB, Settings(16), broke=broke)
     assert (outcome.ending, outcome.epochs) == (ending, len(metrics))
 
 

@@ -1,0 +1,73 @@
+"""The chooser of a cap or a clock, on a simulated card in virtual time: no helper, no recording, no waiting."""
+
+from types import SimpleNamespace
+
+import pytest
+from bench_power_choice import RTX_6000, VirtualTraining, excess, make_chooser
+
+from powerd_client import Meter
+from powerd_client.power_choice import Bystander
+from powerd_core.errors import ConfigError
+from powerd_core.gpu_physics import NETWORKS, operate
+
+QUIET = SimpleNamespace(noise=0.0, jitter=0.002, wander=0.0, iteration_s=0.06, max_slowdown=0.5)
+
+
+def chosen(network="vgg19", most=2000, **options):
+    """The chooser of a training, and the training, when its iterations are over or it has decided."""
+    training = VirtualTraining(QUIET, network, seed=1)
+    chooser = make_chooser(QUIET, training, "edp", **options)
+    done = 0
+    with chooser:
+        while done < most and chooser.decision is None:
+            with chooser.iteration():
+                training.iterate()
+            done += 1
+        limit_w, lock = training.gpu.set_to.limit_w, training.gpu.set_to.core_mhz
+    assert training.gpu.set_to.limit_w == RTX_6000.limits_w[1]
+    assert training.gpu.set_to.core_mhz is None
+    return chooser.decision, done, limit_w, lock
+
+
+@pytest.mark.parametrize("network", sorted(NETWORKS))
+def test_a_cap_is_chosen_and_held(network):
+    decision, _, limit_w, _ = chosen(network)
+    assert limit_w == decision.level < 260
+    assert excess(network, "edp", decision.level, 0.5) < 0.01
+
+
+def test_a_clock_is_chosen_and_held():
+    decision, _, limit_w, lock = chosen(knob="sm_clock")
+    assert (limit_w, lock) == (260.0, (decision.level, decision.level))
+    by_clock = {f: operate(RTX_6000, NETWORKS["vgg19"], 260.0, f_most=f / 2100) for f in range(600, 2101, 15)}
+    best = min(at.energy_j * at.time_s for at in by_clock.values())
+    at = operate(RTX_6000, NETWORKS["vgg19"], 260.0, f_most=decision.level / 2100)
+    assert at.energy_j * at.time_s / best < 1.01
+
+
+def test_a_training_whose_rest_cannot_repay_the_search_ends_it():
+    """With 300 iterations a search of 500 and more is cut off; one that knows it does not even begin."""
+    assert chosen(most=300)[0] is None
+    _, whole, _, _ = chosen()
+    assert whole > 300
+    decision, done, limit_w, _ = chosen(most=300, iterations=300)
+    assert (decision.level, limit_w) == (260.0, 260.0)
+    assert done < 100
+
+
+def test_of_several_ranks_the_first_decides_and_the_others_do_nothing(monkeypatch, tmp_path):
+    asked = []
+    monkeypatch.setattr("powerd_client.power_choice.connect", lambda *_: asked.append(1))
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    meter = Meter.__new__(Meter)
+    with meter.optimise_power("edp", 0.5) as chooser:
+        for _ in range(50):
+            with chooser.iteration():
+                pass
+    assert isinstance(chooser, Bystander)
+    assert (chooser.decision, asked) == (None, [])
+
+
+def test_what_cannot_be_chosen_is_refused():
+    with pytest.raises(ConfigError, match="power_cap, sm_clock"):
+        Meter.__new__(Meter).optimise_power(knob="fan")
