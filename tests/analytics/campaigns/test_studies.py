@@ -1,5 +1,7 @@
 """The files of examples/studies: their size, and what their simulated runs say beside the published numbers."""
 
+import io
+import re
 import tomllib
 from dataclasses import replace
 
@@ -8,6 +10,7 @@ import pytest
 from bench_studies import STUDIES, rows_of, run_study
 from published import MODELS, castro, cells_of, counted, off_truth_pct, zeus
 from published import koszczal as koszczal_of
+from rich.console import Console
 
 from powerd_analytics.campaigns.design import design_of
 from powerd_analytics.campaigns.findings import findings
@@ -16,6 +19,7 @@ from powerd_analytics.campaigns.report import pictures
 from powerd_analytics.campaigns.results import cell_figures
 from powerd_analytics.campaigns.simulated import Simulated
 from powerd_analytics.campaigns.tables import campaign_tables
+from powerd_analytics.export import print_tables
 from powerd_core.errors import ConfigError
 from powerd_core.gpu_physics import CARDS, EIGHT_CARDS, RTX_6000, XCEPTION, operate_machine
 
@@ -175,6 +179,15 @@ def test_one_card_of_each_kind_stands_for_all_like_it(titans):
     both = 2 * phases["pascal", 4].energy_j.value + 2 * phases["maxwell", 4].energy_j.value
     assert rows["2 pascal + 2 maxwell"]["energy_j"] == pytest.approx(both)
     assert rows["2 pascal + 2 maxwell"]["time_s"] == max(phases[kind, 4].time_s.value for kind in ("pascal", "maxwell"))
+
+
+def test_every_table_fits_a_terminal_of_80_columns(titans, koszczal, v100):
+    for study in (titans, koszczal, v100):
+        for table in campaign_tables(study.design, study.history):
+            out = io.StringIO()
+            print_tables([table], Console(file=out, width=80, force_terminal=True, no_color=True))
+            lines = re.sub(r"\x1b\[[0-9;]*m", "", out.getvalue()).splitlines()
+            assert max(map(len, lines)) <= 80, (study.design.name, table.name)
 
 
 def test_castros_tables_come_out_of_the_campaign(titans):
