@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Simulates NVIDIA GPUs whose power and speed obey power caps and clocks. Programs that use pynvml, and the "
         "source nvml, see them in the environment that it prints; a command behind -- runs in it."
     )
-    parser.epilog = "powerd sim-gpu --control -- joules record --power-cap 150,max -- python examples/sim_training.py"
+    parser.epilog = "powerd sim-gpu --control -- python examples/sim_training.py"
     parser.add_argument("--card", choices=sorted(CARDS), default="rtx6000", help="which card (default rtx6000)")
     parser.add_argument("--cards", type=int, default=1, metavar="N", help="how many of them, 1 to 8")
     parser.add_argument("--seed", type=int, default=1, metavar="N", help="of the noise of readings")

@@ -100,6 +100,7 @@ def plan(file: File, *, into: Into = None, on: On = "") -> None:
     """
     from powerd_analytics.campaigns.journal import read_history
     from powerd_analytics.campaigns.runner import Blocks, left
+    from powerd_analytics.terminal import print_lines
     from powerd_core.errors import PowerdError
 
     design, folder = read_design(file), folder_of(file, into)
@@ -109,19 +110,17 @@ def plan(file: File, *, into: Into = None, on: On = "") -> None:
     except PowerdError as error:
         problem = " ".join(str(error).split())
     history, cells = read_history(folder), design.cells()
-    print(
-        f"{design.name}: {len(cells)} cells, {_repeats_text(design)}, {design.order.replace('-', ' ')}, into {folder}/"
-    )
-    for name, levels in design.factors.items():
-        print(f"  {name}: {_levels_text(levels)}")
-    if design.samples:
-        print(f"  work of a run: {design.samples:g} samples")
+    order = design.order.replace("-", " ")
+    lines = [f"{design.name}: {len(cells)} cells, {_repeats_text(design)}, {order}, into {folder}/"]
+    lines += [f"  {name}: {_levels_text(levels)}" for name, levels in design.factors.items()]
+    lines += [f"  work of a run: {design.samples:g} samples"] if design.samples else []
+    lines += [f"  first a pilot, for {design.pilot.sets}"] if design.pilot and history.pilot is None else []
     to_do = left(Blocks(design).planned(history) - history.done, history)
-    print(f"  to do: {to_do.runs} runs{_cost_text(design, to_do)}")
     item = design.block(0, cells)[0]
-    print(printable(f"  for example: {' '.join(design.argv(item))}"))
+    lines += [f"  to do: {to_do.runs} runs{_cost_text(design, to_do)}", f"  for example: {' '.join(design.argv(item))}"]
     if design.knobs(item):
-        print(f"  held meanwhile: {', '.join(f'{n}={v}' for n, v in design.knobs(item).items())}")
+        lines.append(f"  held meanwhile: {', '.join(f'{n}={v}' for n, v in design.knobs(item).items())}")
+    print_lines(lines)
     if problem:
         raise ConfigError(f"it cannot run as it is: {problem}")
 
