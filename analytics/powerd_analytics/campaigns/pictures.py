@@ -47,8 +47,8 @@ _NAMES = {
     "mem_clock_mhz": "memory clock",
     "batch_size": "batch",
 }
-_FEW = 12
-"""More levels than this have no error bars: they would cover each other."""
+_LEAST_SPAN = 0.3
+"""An axis spans at least this share of what it shows: what hardly moves must look so."""
 K = 1.5, 2.0
 
 
@@ -142,8 +142,11 @@ def _draw_clocks(campaign: Campaign, knob: str, kind: str, groups: Sequence[Grou
             twin.plot(clocks, watts, color=colour, marker="s", ms=3, lw=1.0, ls="--")
         ax.set(xlabel=f"{_NAMES[knob]} (MHz)", ylabel="speed, of the reference's (1)")
         twin.set_ylabel("power (W)")
-        low, high = ax.get_ylim()
-        ax.set_ylim(low, high + 0.35 * (high - low))
+        for axis, room in ((ax, 0.35), (twin, 0.0)):
+            low, high = axis.get_ylim()
+            wider = max(0.0, _LEAST_SPAN * (low + high) / 2 - (high - low)) / 2
+            low, high = low - wider, high + wider
+            axis.set_ylim(low, high + room * (high - low))
         ax.legend(fontsize=7, frameon=False, ncols=3, loc="upper left")
         heading(ax, model)
     title = f"{campaign.design.name}: speed and power over the {_NAMES[knob]}{f', {kind}' if kind else ''}"
