@@ -619,6 +619,7 @@ _LATEX = {
     "^": r"\textasciicircum{}", "~": r"\textasciitilde{}", "<": r"\textless{}", ">": r"\textgreater{}",
     "|": r"\textbar{}", '"': "''", "[": "{[}", "]": "{]}", "*": "{*}", "±": r"$\pm$", "≥": r"$\ge$", "≤": r"$\le$",
     "×": r"$\times$", "·": r"$\cdot$", "−": "$-$", "µ": r"$\mu$", "²": "$^2$", "³": "$^3$",
+    "Δ": r"$\Delta$", "–": r"\textendash{}", "…": r"\dots{}", "→": r"$\to$",
 }  # fmt: skip
 
 

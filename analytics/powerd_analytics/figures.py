@@ -41,7 +41,7 @@ from powerd_analytics.runs.phases import (
 )
 from powerd_analytics.runs.ranks import Ranks, device_identity, ranks_of
 from powerd_analytics.runs.run import Progress, Run, no_progress, pick, read_run, recalibrate
-from powerd_analytics.settings import Driver, Setting, settings_of
+from powerd_analytics.settings import OBSERVED, Driver, Setting, settings_of
 from powerd_analytics.table import (
     Group,
     GroupKey,
@@ -921,10 +921,15 @@ def _result(series: Series) -> dict[str, Any]:
     return {name: float(series.values[-1]), f"{name}{BEST}": series.best} if len(series) else {}
 
 
+_OBSERVED_FROM = 5
+"""So many readings tell a clock that nobody has set: of fewer some are of the way from idling and back."""
+
+
 def _clock(name: str, setting: Setting) -> dict[str, Any]:
+    is_known = setting.basis != OBSERVED or setting.readings >= _OBSERVED_FROM
     return {
-        f"{name}_hz": setting.value,
-        f"{name}_basis": setting.basis,
+        f"{name}_hz": setting.value if is_known else None,
+        f"{name}_basis": setting.basis if is_known else None,
         f"{name}_asked_hz": setting.asked,
         f"{name}_requested_hz": setting.requested,
     }

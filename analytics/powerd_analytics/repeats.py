@@ -80,7 +80,7 @@ def cells_of(frame: Frame, apart: Sequence[str] = (), ignore: Sequence[str] = ()
 
 
 def _by_clock(clock_hz: NDArray[np.float64], is_set: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """[rows] which setting of the clock; an unknown one is a setting of its own."""
+    """[rows] which setting of the clock; unknown ones are one setting, and the known one where there is only one."""
     setting, found, lowest_hz = np.zeros(len(clock_hz), np.int64), 0, 0.0
     was_set = False
     for i in np.argsort(clock_hz, kind="stable"):
@@ -90,7 +90,7 @@ def _by_clock(clock_hz: NDArray[np.float64], is_set: NDArray[np.bool_]) -> NDArr
         if not found or clock_hz[i] > lowest_hz * reach or is_set[i] != was_set:
             found, lowest_hz, was_set = found + 1, float(clock_hz[i]), bool(is_set[i])
         setting[i] = found
-    return setting
+    return np.full_like(setting, found) if found == 1 else setting
 
 
 def of_a_batch(frame: Frame, which: NDArray[np.bool_] | None = None) -> Frame:

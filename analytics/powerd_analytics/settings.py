@@ -45,6 +45,8 @@ class Setting:
     """By the driver, all through; None where it changed meanwhile."""
     observed: float | None = None
     """Median of what was read, of a quantity whose setting no driver tells."""
+    readings: int = 0
+    """So many is `observed` the median of."""
     is_driven: bool = False
     """A driver tells what it enforces: nothing else stands for that."""
 
@@ -123,7 +125,7 @@ class Settings:
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        self._medians: dict[tuple[str, int, int, Enforced | None], float | None] = {}
+        self._medians: dict[tuple[str, int, int, Enforced | None], tuple[float | None, int]] = {}
         self._requested: dict[str, Steps | None] = {}
         self._read: dict[str, Readings] = {}
         self._drivers: dict[str, str] = {}
@@ -145,8 +147,9 @@ class Settings:
         span = (begin_ns, end_ns, setting)
         cap, _ = self.power_cap(device, begin_ns, end_ns, stated, setting)
         clocks = [
-            replace(self._locked(device, knob, span, stated), observed=self._clock(device, clock.line, span))
+            replace(self._locked(device, knob, span, stated), observed=observed, readings=readings)
             for knob, clock in _CLOCKS.items()
+            for observed, readings in [self._clock(device, clock.line, span)]
         ]
         verdict, why, is_held = self.verdict(device, span, cap)
         return DeviceSetting(
@@ -413,16 +416,16 @@ class Settings:
 
     # -- what is observed ------------------------------------------------------------------------------------------
 
-    def _clock(self, device: str, suffix: str, span: tuple[int, int, Enforced | None]) -> float | None:
-        """Median of a clock."""
+    def _clock(self, device: str, suffix: str, span: tuple[int, int, Enforced | None]) -> tuple[float | None, int]:
+        """Median of a clock, and of how many readings."""
         device = self._driver(device)
         lines = [x for x in self._lines(device) if x.quantity == "clock_hz" and x.name.endswith(f".{suffix}")]
-        return next((hz for x in lines if (hz := self._median(x, span)) is not None), None)
+        return next((found for x in lines if (found := self._median(x, span))[1]), (None, 0))
 
     def _lines(self, device: str) -> list[RunLine]:
         return [line for line in self._run.lines.values() if line.device == device]
 
-    def _median(self, line: RunLine, span: tuple[int, int, Enforced | None]) -> float | None:
+    def _median(self, line: RunLine, span: tuple[int, int, Enforced | None]) -> tuple[float | None, int]:
         c, key, (begin_ns, end_ns, setting) = line.conversion, (line.name, *span), span
         if isinstance(c, QuantityConversion) and key not in self._medians:
             read = self._good(line.name, c.column)
@@ -430,8 +433,9 @@ class Settings:
             if setting is not None:
                 here &= self._run.enforced.holds(setting, read.t_ns)
             codes = read.codes[c.column][here]
-            self._medians[key] = float(np.median(codes)) * c.per_code if len(codes) else None
-        return self._medians.get(key)
+            median = float(np.median(codes)) * c.per_code if len(codes) else None
+            self._medians[key] = median, len(codes)
+        return self._medians.get(key, (None, 0))
 
     def _good(self, line: str, column: str) -> Readings:
         if line not in self._read:

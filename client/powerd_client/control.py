@@ -56,6 +56,8 @@ _KEEP_S = 10.0
 _ANSWER_S = 20.0
 """A driver may take seconds for one setting."""
 _HOW = "see docs/howto/control.md"
+SIMULATED = "POWERD_SIM_GPU"
+"""Set for what runs behind `powerd sim-gpu`."""
 
 Emit = Callable[..., None]
 """``emit(name, values, t_ns)`` puts an event into a run."""
@@ -95,9 +97,13 @@ class HelperSocket:
             raise ControlDenied(f"you may not connect to {path}: ask to be added to its group; {_HOW}") from error
         except OSError as error:
             self._socket.close()
+            if os.environ.get(SIMULATED):
+                raise ControlError(
+                    "the simulated GPU has no control helper: start it as `powerd sim-gpu --control -- ...`"
+                ) from error
             raise ControlError(
-                f"no control helper answers at {path}: start `powerd-control` (or `powerd sim-gpu` for a simulated "
-                f"GPU), or say with ${ENVIRONMENT} where it is; {_HOW}"
+                f"no control helper answers at {path}: start `powerd-control` (or `powerd sim-gpu --control` for a "
+                f"simulated GPU), or say with ${ENVIRONMENT} where it is; {_HOW}"
             ) from error
 
     def ask(self, request: Request) -> Answer:

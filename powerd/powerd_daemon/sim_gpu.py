@@ -24,6 +24,8 @@ from powerd_daemon.sources.sim.gpu_socket import ENVIRONMENT, Server, now_s
 
 SHIM = Path(__file__).parent / "sources" / "sim" / "as_pynvml"
 _CONTROL = "POWERD_CONTROL"
+_IDLE = """powerd sim-gpu: the simulated GPU was given no work: its joules are those of an idle
+card. A training on torch does not run on it; see docs/howto/simulated-gpu.md"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -75,7 +77,11 @@ def _serve(server: Server, environment: dict[str, str], folder: Path, arguments:
         if arguments.control:
             helper = _start_helper(folder, environment)
         if arguments.then:
-            return _run_command(arguments.then, environment)
+            status = _run_command(arguments.then, environment)
+            if status == 0 and not any(gpu.truth.busy_s for gpu in server.node.gpus):
+                sys.stdout.flush()
+                print(_IDLE, file=sys.stderr)
+            return status
         shown = f"{arguments.cards} x {CARDS[arguments.card].name}"
         print(f"# {shown}, simulated, until Ctrl-C. In another terminal:")
         for name, value in environment.items():

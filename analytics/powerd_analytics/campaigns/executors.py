@@ -173,7 +173,10 @@ def knob_ranges(devices: str = "") -> dict[str, Range]:
     from powerd_client.control import connect
 
     wanted = devices.split(",") if devices else None
-    peer = connect()
+    try:
+        peer = connect()
+    except ControlError as error:
+        raise ControlError(f"{error}; without a GPU, --on sim:rtx6000 computes the runs") from error
     try:
         knobs = peer.ask(Request("describe")).knobs
     finally:

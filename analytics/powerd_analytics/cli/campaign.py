@@ -317,6 +317,9 @@ def status(file: File, *, into: Into = None, format: shared.TextOrJson = "text")
         print(printable(f"  left out, {by_id.get(cell, cell)}: {why.reason}{f' ({why.text})' if why.text else ''}"))
 
 
+_FORM_OF = {".csv": "csv", ".json": "json", ".md": "markdown", ".tex": "latex", ".h5": "hdf5"}
+
+
 @campaign.command
 def table(
     file: File,
@@ -347,8 +350,14 @@ def table(
         Parameter(name="--table", negative="", help="Only these."),
     ] = None,
     format: Annotated[
-        Literal["text", "csv", "json", "markdown", "latex", "hdf5"], Parameter(help="How to print it.")
-    ] = "text",
+        Literal["text", "csv", "json", "markdown", "latex", "hdf5"] | None,
+        Parameter(
+            help="How to print it; without it by the ending of the output (.csv, .json, .md, .tex, .h5), or text."
+        ),
+    ] = None,
+    paper: Annotated[
+        bool, Parameter(negative="", help="LaTeX for a paper: common levels in the caption, figures beside their U95.")
+    ] = False,
     output: shared.Output = None,
     overwrite: shared.Overwrite = False,
 ) -> None:
@@ -358,21 +367,22 @@ def table(
 
       joules campaign table caps.toml
 
-      joules campaign table caps.toml --table minima --format csv -o minima.csv
+      joules campaign table caps.toml --table minima -o minima.tex
     """
     from powerd_analytics.campaigns.tables import campaign_tables
     from powerd_analytics.export import write_tables
 
     c = opened(file, into)
-    shared.refuse_existing(output, overwrite, [file], is_hdf5=format == "hdf5")
+    form = "paper" if paper else format or _FORM_OF.get(output.suffix.lower() if output else "", "text")
+    shared.refuse_existing(output, overwrite, [file], is_hdf5=form == "hdf5")
     tables = campaign_tables(c.design, c.history, tuple(which or ()))
-    if format == "hdf5":
+    if form == "hdf5":
         if output is None:
             raise ConfigError("HDF5 is no text: say where to write it with -o FILE.h5")
         write_tables(output, tables, overwrite=overwrite)
         print(f"{output}: /tables/{{{','.join(table.name for table in tables)}}}")
         return
-    shared.put_out(shared.tables_text(tables, format, output, 80), output, overwrite)
+    shared.put_out(shared.tables_text(tables, form, output, 80), output, overwrite)
 
 
 @campaign.command
@@ -408,8 +418,11 @@ def plot(
         list[str] | None,
         Parameter(negative="", help="Another campaign, as FILE or FILE:FOLDER, whose panel stands beside its own."),
     ] = None,
-    output: Annotated[Path | None, Parameter(alias="-o", help="Folder for the pictures; its own without it.")] = None,
-    ending: Annotated[Literal["png", "pdf", "svg"], Parameter(help="Of the pictures.")] = "png",
+    output: Annotated[
+        Path | None,
+        Parameter(alias="-o", help="Folder for the pictures (its own without it), or the file of a single one."),
+    ] = None,
+    ending: Annotated[Literal["png", "pdf", "svg"], Parameter(help="Of the pictures in a folder.")] = "png",
     overwrite: shared.Overwrite = False,
 ) -> None:
     """Draw a campaign: every picture that it has, a file each.
@@ -417,6 +430,8 @@ def plot(
     For example:
 
       joules campaign plot caps.toml
+
+      joules campaign plot caps.toml --kind sweep -o sweep.pdf
 
       joules campaign plot rtx.toml --kind normalised --beside v100.toml
     """
@@ -433,10 +448,14 @@ def plot(
     drawn = {picture.name: picture for picture in pictures(c.design, c.history, others)}
     if unknown := [name for name in kind or () if name not in drawn]:
         raise ConfigError(f"--kind {unknown[0]}: this campaign has {', '.join(drawn) or 'no picture'}")
-    folder = output or c.folder
-    folder.mkdir(parents=True, exist_ok=True)
-    for name in kind or drawn:
-        path = folder / f"{name}.{ending}"
+    chosen, folder = kind or list(drawn), output or c.folder
+    is_file = folder.suffix.lower() in (".png", ".pdf", ".svg")
+    if is_file and len(chosen) != 1:
+        raise ConfigError(f"{folder} is one file, and there are {len(chosen)} pictures: choose one with --kind")
+    if not is_file:
+        folder.mkdir(parents=True, exist_ok=True)
+    for name in chosen:
+        path = folder if is_file else folder / f"{name}.{ending}"
         shared.refuse_picture(path, overwrite or output is None)
         shared.write(path, partial(save, drawn[name].draw()), overwrite=True)
         print(path)

@@ -55,7 +55,7 @@ class Server:
     """Serves a node on a listening socket, in real time, until `is_stopping`."""
 
     def __init__(self, node: SimulatedNode, listener: socket.socket) -> None:
-        self._node, self._listener = node, listener
+        self.node, self._listener = node, listener
         self._face = NvmlFace(node, now_s)
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ, self._accept)
@@ -66,13 +66,13 @@ class Server:
         while not self.is_stopping:
             for key, _ in self._selector.select(self._patience_s()):
                 key.data()
-            self._node.advance(now_s())
+            self.node.advance(now_s())
             for client in list(self._clients):
                 self._finish(client)
 
     def _patience_s(self) -> float:
         waits = [_IDLE_S, *(client.due_s - now_s() for client in self._clients if client.due_s is not None)]
-        waits += [gpu.next_change_s() - now_s() for gpu in self._node.gpus if not gpu.is_idle]
+        waits += [gpu.next_change_s() - now_s() for gpu in self.node.gpus if not gpu.is_idle]
         return max(0.0, min(waits))
 
     def _finish(self, client: _Client) -> None:
@@ -113,7 +113,7 @@ class Server:
             self._selector.unregister(client.socket)
             client.socket.close()
             if client.pid not in {other.pid for other in self._clients}:
-                for gpu in self._node.gpus:
+                for gpu in self.node.gpus:
                     gpu.processes.discard(client.pid)
 
     def _send(self, client: _Client, answer: dict[str, Any]) -> None:
@@ -125,7 +125,7 @@ class Server:
     def _take(self, client: _Client, line: bytes) -> None:
         try:
             request = json.loads(line)
-            self._node.advance(now_s())
+            self.node.advance(now_s())
             answer = self._answer(client, request)
         except Refusal as refusal:
             answer = {"nvml_error": refusal.code}
@@ -137,7 +137,7 @@ class Server:
     def _answer(self, client: _Client, request: dict[str, Any]) -> dict[str, Any] | None:
         if "call" in request:
             return self._call(client, str(request["call"]), list(request["arguments"]))
-        gpu = self._node.gpus[int(request.get("gpu", 0))]
+        gpu = self.node.gpus[int(request.get("gpu", 0))]
         if "work" in request:
             of = {name: float(request["work"][name]) for name in PARTS}
             work = Work(of["wait_s"], of["core_s"], of["memory_s"], of["busy_w"], of["exchange_s"])
@@ -157,7 +157,7 @@ class Server:
         answer = {"value": self._face.call(name, arguments)}
         if not name.startswith(_SETTERS):
             return answer
-        gpu = self._node.gpus[int(arguments[0])]
+        gpu = self.node.gpus[int(arguments[0])]
         if not gpu.setters or not gpu.has_fault("slow", gpu.setters[-1][0]):
             return answer
         client.due_s, client.answer = now_s() + SLOW_S, answer
