@@ -47,7 +47,7 @@ For example:
 
   joules optimise simulate --traces zeus/ --gpu v100 --policy ours
 
-  joules optimise run --batch-sizes 32,64,128 --target 0.9 -- python train.py --batch {batch_size}""",
+  joules optimise run --batch-sizes 32,64 --target 0.9 -- ./train {batch_size}""",
     help_format="plaintext",
 )
 
@@ -77,15 +77,15 @@ def simulate(
 ) -> None:
     """Let a policy choose for every recurrence of the traced jobs.
 
-    The table compares its cost with that of the default settings and of an oracle that
-    always takes the settings of the least expected cost. JSON has a row for each job
-    and seed.
+    The table compares its cost with that of the default settings and of an oracle
+    that always takes the settings of the least expected cost. JSON has a row for
+    each job and seed.
 
     For example:
 
-      joules optimise simulate --traces zeus/ --gpu v100 --policy zeus --seed 1 --format json
+      joules optimise simulate --traces zeus/ --gpu v100 --policy zeus --format json
 
-      joules optimise simulate --traces zeus/ --gpu v100 --policy tilt --drift jump --seed 1 --seed 2
+      joules optimise simulate --traces runs.csv --drift jump --seed 1 --seed 2
     """
     from powerd_analytics.export import to_json_text
     from powerd_analytics.optimise import advice
@@ -120,22 +120,32 @@ def suggest(
     gpu: Gpu = None,
     eta: Eta = 0.5,
     job: Jobs = None,
-    plot: Annotated[Path | None, Parameter(help="Picture of the savings by knob to write (.png, .pdf, .svg).")] = None,
+    plot: Annotated[Path | None, Parameter(help="Picture to write (.png, .pdf, .svg).")] = None,
+    kind: Annotated[
+        Literal["savings", "front"],
+        Parameter(
+            help="Of the picture. savings: a bar for each knob; front: energy over time of all settings, and the same "
+            "near those that no others beat."
+        ),
+    ] = "savings",
     format: shared.TextOrJson = "text",
     output: shared.Output = None,
     overwrite: shared.Overwrite = False,
 ) -> None:
     """Say which settings are best, and what each knob could save.
 
-    For every job: the savings of energy by choosing the limit alone, the batch size
-    alone or both; the settings of the least cost; those that no others beat in energy
-    and in time; and what could be saved by whoever may be a few per cent slower.
+    For every job: the savings of energy by choosing the limit alone, the batch
+    size alone or both; the settings of the least cost; those that no others beat
+    in energy and in time; and what could be saved by whoever may be a few per cent
+    slower.
 
     For example:
 
       joules optimise suggest --traces zeus/ --gpu v100
 
-      joules optimise suggest --traces zeus/ --gpu v100 --job squad --plot savings.png
+      joules optimise suggest --traces zeus/ --gpu v100 --plot savings.png
+
+      joules optimise suggest --traces runs.csv --plot front.png --kind front
     """
     from powerd_analytics.export import to_json_text
     from powerd_analytics.optimise import advice
@@ -143,6 +153,8 @@ def suggest(
     shared.refuse_existing(output, overwrite)
     if plot is not None:
         shared.refuse_picture(plot, overwrite)
+    elif kind != "savings":
+        raise ConfigError(f"--kind {kind} needs a picture to write, as in --plot {kind}.png")
     known = _read(traces, gpu, eta, job)
     if format == "json":
         text = to_json_text([advice.suggestion_row(trace) for trace in known]) + "\n"
@@ -151,7 +163,8 @@ def suggest(
     if plot is not None:
         from powerd_analytics import plots
 
-        figure = plots.draw_savings(known, f"{traces.name} {gpu or ''}".strip())
+        draw = {"savings": plots.draw_savings, "front": plots.draw_front}[kind]
+        figure = draw(known, f"{traces.name} {gpu or ''}".strip(), "measured" if traces.is_dir() else "")
         shared.write(plot, lambda path: plots.save(figure, path), overwrite)
     shared.put_out(text, output, overwrite)
 
@@ -192,17 +205,18 @@ def run(
 
     The training is recorded. It says after every epoch how good it is,
     meter.result(epoch=3, top1=0.71), and ends when it has reached its target. The
-    policy chooses its batch size, ends it by SIGTERM where it is not worth its cost, and
-    learns from its joules, its seconds and its epochs. With --power-caps it chooses the
-    power limit too, which is held under lease by powerd-control; without that helper the
-    batch size alone is chosen. Recurrences may overlap. Exits with 1 where the target was
-    not reached.
+    policy chooses its batch size, ends it by SIGTERM where it is not worth its
+    cost, and learns from its joules, its seconds and its epochs. With --power-caps
+    it chooses the power limit too, which is held under lease by powerd-control;
+    without that helper the batch size alone is chosen. Recurrences may overlap.
+    Exits with 1 where the target was not reached.
 
     For example:
 
-      joules optimise run --batch-sizes 64,32,128 --target 0.9 --metric top1 -- python train.py --batch {batch_size}
+      joules optimise run --batch-sizes 64,32 --target 0.9 -- ./train {batch_size}
 
-      joules optimise run --batch-sizes 32,64 --power-caps 150,200,250 --target 0.9 -- python train.py {batch_size}
+      joules optimise run --batch-sizes 64,32 --power-caps 150,200 --target 0.9 \\
+        --metric top1 -- python train.py --batch {batch_size}
     """
     from powerd_analytics.optimise import live
     from powerd_analytics.optimise.policy import Job, Settings, Target
@@ -290,9 +304,9 @@ def replay(
 ) -> int:
     """Ask the policy of a job again all that it was asked, and compare.
 
-    The log of `joules optimise run` says what the policy was told of each training, and
-    what it decided. A new policy with the same seed, told the same, has to decide the
-    same. Exits with 1 where one decision differs.
+    The log of `joules optimise run` says what the policy was told of each training,
+    and what it decided. A new policy with the same seed, told the same, has to
+    decide the same. Exits with 1 where one decision differs.
 
     For example:
 

@@ -9,13 +9,14 @@ from powerd_analytics.plots.configurations import (
 )
 from powerd_analytics.plots.power import draw_clocks, draw_quality, draw_run
 from powerd_analytics.plots.roofline import draw_roofline
-from powerd_analytics.plots.savings import draw_savings
+from powerd_analytics.plots.savings import draw_front, draw_savings
 from powerd_analytics.plots.style import save
 
 __all__ = [
     "configurations_of_runs",
     "configurations_of_table",
     "draw_clocks",
+    "draw_front",
     "draw_pareto",
     "draw_phases",
     "draw_quality",

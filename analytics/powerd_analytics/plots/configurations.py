@@ -39,13 +39,13 @@ from powerd_analytics.plots.style import (
     Height,
     bar_handles,
     draw_bars,
-    engineering_ticks,
     finish,
     heading,
     interval_note,
     legend_above,
     legend_beside,
     panels,
+    quantity_axis,
     shown,
     styled,
 )
@@ -224,8 +224,6 @@ _MOST_NAMED = 12
 """More points than this get no text beside them, but those of the front do."""
 _OF_K = ("#6fa8cf", "#d08770", "#9a8ac0", "#8fb573")
 """Of the lines of equal EDS, by k."""
-_LOG_FROM = 5.0
-"""An axis whose largest value is so many times its least is logarithmic: else most points lie in one corner."""
 
 
 @styled
@@ -250,11 +248,8 @@ def draw_pareto(frame: Frame, name: str, reference: str | None = None, ks: Seque
 def _points(ax: Axes, same: Sequence[Record], wanted: Condition | None, ks: Sequence[float]) -> None:
     energy, time = _values(same)
     ref = same.index(_reference(same, wanted, same[int(np.argmin(time))]))
-    for of, axis, values, what, unit in (("x", ax.xaxis, time, "time", "s"), ("y", ax.yaxis, energy, "energy", "J")):
-        is_log = values.min() > 0 and values.max() > _LOG_FROM * values.min()
-        text = f"{what}{same[0]['per']} ({unit})" + (", logarithmic" if is_log else "")
-        ax.set(**{f"{of}scale": "log" if is_log else "linear", f"{of}label": text})
-        engineering_ticks(axis, unit)
+    quantity_axis(ax.xaxis, f"time{same[0]['per']}", "s", time.tolist())
+    quantity_axis(ax.yaxis, f"energy{same[0]['per']}", "J", energy.tolist())
     alike = ("batch_size", "power_cap_w", "model")
     names = [label(r, same, alike) or str(r["device"] or "configurations") for r in same]
     series = {name: PALETTE[i % len(PALETTE)] for i, name in enumerate(dict.fromkeys(names))}

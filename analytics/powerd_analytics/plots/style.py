@@ -31,6 +31,10 @@ LEGEND_IN = 1.7
 BARS_LOG_FROM = 300.0
 """Heights of which the largest is so many times the least stand on a logarithmic axis: on another, a bar would have
 less than a pixel."""
+AXIS_LOG_FROM = 5.0
+"""An axis of points whose largest value is so many times its least is logarithmic: else most lie in one corner."""
+_DECADES_FROM = 200.0
+"""From the same quotient on it has numbers at its decades alone: with those at 2 and 5 they would overlap."""
 _NUMBER_PT = 6.5
 _UNKNOWN, _ARROW = 0.035, 0.05
 """Height of the box of what is not known, and length of the arrow of a bound, as shares of the axis."""
@@ -117,14 +121,23 @@ def legend_above(figure: Figure, handles: Sequence[Any]) -> None:
     figure.legend(handles=handles, fontsize=7.5, frameon=False, loc="outside right upper")
 
 
-def engineering_ticks(axis: Axis, unit: str) -> None:
-    """Numbers with SI prefixes (2 kJ); on a logarithmic axis at 1, 2 and 5 of each decade."""
+def engineering_ticks(axis: Axis, unit: str, of_decade: Sequence[float] = (1.0, 2.0, 5.0)) -> None:
+    """Numbers with SI prefixes (2 kJ); on a logarithmic axis at these places of each decade."""
     from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
 
     if axis.get_scale() == "log":
-        axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axis.set_major_locator(LogLocator(subs=of_decade))
         axis.set_minor_formatter(NullFormatter())
     axis.set_major_formatter(EngFormatter(unit))
+
+
+def quantity_axis(axis: Axis, text: str, unit: str, values: Sequence[float]) -> None:
+    """The axis of a quantity that points have: its words, its numbers, and the scale that suits ``values``."""
+    low, high = min(values), max(values)
+    is_log = low > 0 and high > AXIS_LOG_FROM * low
+    axis.axes.set(**{f"{axis.axis_name}scale": "log" if is_log else "linear"})  # type: ignore[attr-defined]
+    axis.set_label_text(f"{text} ({unit})" + (", logarithmic" if is_log else ""))
+    engineering_ticks(axis, unit, (1.0, 2.0, 5.0) if high < _DECADES_FROM * low else (1.0,))
 
 
 def interval_note(known: Iterable[float | None]) -> str:

@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 
 from analytics.support.command import joules, refused
+from powerd_analytics.optimise.advice import front
+from powerd_analytics.optimise.traces import read_zeus
+from powerd_analytics.plots import draw_front
 
 TRACES = Path(__file__).parents[2] / "data/zeus/traces"
 REFERENCE = json.loads((TRACES / "reference_v100.json").read_text())
@@ -60,6 +63,48 @@ def test_suggest_says_savings_front_and_what_slower_brings(capsys, tmp_path):
         assert allowed[0] <= row["default"]["energy_j"]
         best = {"batch_size": row["best"]["batch_size"], "power_cap_w": row["best"]["power_cap_w"]}
         assert row["as_good"][0] == best
+
+
+def test_a_picture_of_all_settings_and_of_the_front(capsys, tmp_path):
+    picture = tmp_path / "front.svg"
+    options = (*V100, "--job", "squad", "--format", "json", "--plot", picture, "--kind", "front")
+    code, out, _ = joules(capsys, "optimise", "suggest", *options)
+    assert code == 0
+    (row,) = json.loads(out)
+    assert all(f"<!-- {p['batch_size']}, {p['power_cap_w']:g} W -->" in picture.read_text() for p in row["pareto"])
+    assert "needs a picture" in refused(capsys, "optimise", "suggest", *V100, "--kind", "front")
+
+
+def test_the_front_is_drawn_with_its_intervals_and_zoomed():
+    trace = next(trace for trace in read_zeus(TRACES, "v100") if trace.job.name == "squad")
+    figure = draw_front([trace], "v100", "measured")
+    whole, near = figure.axes
+    points = [line for line in whole.lines if line.get_color() == "#999999"]
+    assert sum(len(line.get_xdata()) for line in points) == len(trace.settings)
+    (default,) = (line for line in whole.lines if line.get_label() == "default settings")
+    before = trace.expected(trace.job.default)
+    assert (list(default.get_xdata()), list(default.get_ydata())) == ([before.time_s], [before.energy_j])
+    best = front(trace)
+    for ax in (whole, near):
+        line, _, bars = ax.containers[0]
+        assert list(zip(line.get_xdata(), line.get_ydata(), strict=True)) == [(a.time_s, a.energy_j) for a in best]
+        across, along = ([s[1] - s[0] for s in bar.get_segments()] for bar in bars)
+        assert [x for x, _ in across] == pytest.approx([2 * a.u95_share * a.time_s for a in best])
+        assert [y for _, y in along] == pytest.approx([2 * a.u95_share * a.energy_j for a in best])
+    low_s, high_s = near.get_xlim()
+    assert all(low_s < a.time_s * (1 - a.u95_share) and a.time_s * (1 + a.u95_share) < high_s for a in best)
+    assert high_s - low_s < 0.7 * (whole.get_xlim()[1] - whole.get_xlim()[0])
+    assert {text.get_text() for text in near.texts} == {
+        f"{a.settings.batch_size}, {a.settings.power_cap_w:g} W" for a in best
+    }
+
+
+@pytest.mark.parametrize("command", ["simulate", "suggest", "run", "replay"])
+def test_help_has_no_line_that_the_terminal_breaks(capsys, monkeypatch, command):
+    monkeypatch.setenv("COLUMNS", "80")
+    folded = joules(capsys, "optimise", command, "--help")[1].partition("╭")[0]
+    monkeypatch.setenv("COLUMNS", "200")
+    assert folded == joules(capsys, "optimise", command, "--help")[1].partition("╭")[0]
 
 
 def test_a_table_of_ones_own_runs_is_a_trace(capsys, tmp_path):
