@@ -52,7 +52,7 @@ $(MICROPYTHON_READY): | $(READY)
 	fi
 
 test: $(READY) $(MICROPYTHON_READY)
-	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 check: $(READY)
 	$(BIN)/ruff check .

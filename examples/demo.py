@@ -73,6 +73,8 @@ def main() -> int:
     args.directory.mkdir(exist_ok=True)
     # The simulated chips are worked out on this machine's CPU: leave them a core, as a real board would not need.
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) - 1))
+    # The first optimizer of a process loads for seconds what no training of the demo needs: not in the recording.
+    torch.optim.SGD([torch.zeros(1)], lr=0.1)
     console = Console()
     try:
         with tempfile.TemporaryDirectory(prefix="powerd-demo-") as sockets:

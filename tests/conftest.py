@@ -15,6 +15,10 @@ settings.load_profile("powerd")
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
+# Threads of linear algebra wait by turning: beside other tests that takes more of the processors than the sums.
+for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
+    os.environ.setdefault(name, "1")
+
 # The result of a recording takes a process of its own: only the tests that are about it want one.
 os.environ["POWERD_QUIET"] = "1"
 

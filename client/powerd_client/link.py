@@ -19,14 +19,13 @@ from itertools import chain
 from pathlib import Path
 
 import zmq
-from zmq.utils.monitor import recv_monitor_message
 
 from powerd_client.hostclock import now_ns
 from powerd_client.ownership import read_small
 from powerd_core import wire
 from powerd_core.clock_comparison import DRIFT_PPM
 from powerd_core.errors import ConfigError, PeerError, PeerTimeout, VersionError, WireError
-from powerd_core.keys import Credentials, explain_refusal, find_credentials, keys_directory
+from powerd_core.keys import Credentials, explain_refusal, find_credentials, keys_directory, read_monitor
 from powerd_core.model import UNKNOWN_TIME_NS, Block, ClockExchange, Description, Gap
 from powerd_core.protocol import OTHER_BOARD, RING_LOST, SILENCE_NS, WINDOW, Backfill, PastEpoch, StreamReceiver
 from powerd_core.serde import read_description
@@ -125,7 +124,7 @@ class Connection:
         Ask now and then: when some two thousand events wait to be looked at, libzmq's own thread waits too, and nothing
         goes through any connection of its context."""
         while self._monitor is not None and self._monitor.poll(0):
-            event = recv_monitor_message(self._monitor, zmq.NOBLOCK)["event"]
+            event, _ = read_monitor(self._monitor.recv_multipart(zmq.NOBLOCK))
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self._hang_ups, self._refusal = 0, None
                 continue

@@ -12,8 +12,9 @@ No message made here repeats what stood in a file where a secret may be.
 
 from __future__ import annotations
 
+import struct
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from powerd_core.errors import ConfigError
@@ -149,6 +150,15 @@ def find_credentials(url: str, directory: str, read: Callable[[str, bool], str |
     if own is None:
         raise ConfigError(f"{directory}: this client has no keys of its own: make them with `powerd keys client`")
     return Credentials(parse_pair(own, f"{directory}/{CLIENT_FILE}"), board)
+
+
+def read_monitor(frames: Sequence[bytes]) -> tuple[int, int]:
+    """The event and its value in a message of a libzmq monitor: zmq_socket_monitor(3).
+
+    `zmq.utils.monitor` reads the same message, and loads asyncio and ssl for it: they would be a fifth of the start.
+    """
+    event, value = struct.unpack("=Hi", frames[0])
+    return event, value
 
 
 def explain_refusal(url: str, credentials: Credentials | None, *, is_denied: bool) -> str:

@@ -17,7 +17,6 @@ from pathlib import Path
 
 import zmq
 from zmq.utils import z85
-from zmq.utils.monitor import recv_monitor_message
 
 from powerd_core.errors import ConfigError
 from powerd_core.keys import (
@@ -33,6 +32,7 @@ from powerd_core.keys import (
     parse_boards,
     parse_clients,
     parse_pair,
+    read_monitor,
 )
 from powerd_daemon.config import ServerConfig
 from powerd_daemon.sockets import Sockets, borrowed
@@ -205,8 +205,7 @@ class HandshakeMonitor:
         for _ in range(SLICE):
             if not self.socket.poll(0):
                 break
-            message = recv_monitor_message(self.socket, zmq.NOBLOCK)
-            event, descriptor = message["event"], message["value"]
+            event, descriptor = read_monitor(self.socket.recv_multipart(zmq.NOBLOCK))
             if event == zmq.EVENT_ACCEPTED:
                 self.addresses[descriptor] = _peer(descriptor)
             elif event == zmq.EVENT_DISCONNECTED:

@@ -6,10 +6,9 @@ import time
 from contextlib import suppress
 
 import zmq
-from zmq.utils.monitor import recv_monitor_message
 
 from powerd_core.errors import PeerError, PeerTimeout, WireError
-from powerd_core.keys import Credentials, control_url, explain_refusal
+from powerd_core.keys import Credentials, control_url, explain_refusal, read_monitor
 from powerd_core.wire import MAX_PAYLOAD, Message, decode, encode
 from powerd_daemon.auth import KeyDirectory, is_local
 from powerd_daemon.config import release
@@ -83,7 +82,7 @@ def _request(url: str, request: bytes, credentials: Credentials | None, timeout_
                 return control.recv()
             if monitor not in ready:
                 continue
-            event = recv_monitor_message(monitor)["event"]
+            event, _ = read_monitor(monitor.recv_multipart())
             # Hung up once, it may be a powerd that just ends; twice, it is one that cannot read what we send.
             if event != _HUNG_UP or (has_hung_up and credentials is not None):
                 raise Refused(explain_refusal(url, credentials, is_denied=event == _DENIED))

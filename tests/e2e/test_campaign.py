@@ -8,6 +8,8 @@ import sys
 import time
 from pathlib import Path
 
+from analytics.support.command import joules
+
 ROOT = Path(__file__).parents[2]
 DEADLINE_S = 100.0
 JOULES = [sys.executable, "-P", "-m", "powerd_analytics"]
@@ -40,7 +42,14 @@ def verified(folder: Path) -> int:
     return sum(json.loads(line)["event"] == "verified" for line in lines if line.endswith("}"))
 
 
-def test_a_campaign_is_recorded_and_goes_on_after_its_runner_was_killed(tmp_path):
+def printed(capsys, *command):
+    code, text, errors = joules(capsys, *command, "--format", "json")
+    assert code == 0, errors
+    return json.loads(text)
+
+
+def test_a_campaign_is_recorded_and_goes_on_after_its_runner_was_killed(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text(TRAINING)
     file = tmp_path / "small.toml"
     file.write_text(FILE.format(python=sys.executable, script=tmp_path / "train.py"))
@@ -59,17 +68,10 @@ def test_a_campaign_is_recorded_and_goes_on_after_its_runner_was_killed(tmp_path
     assert told.returncode == 0, told.stderr
     assert verified(folder) == 4
     assert len(list((folder / "runs").glob("*.h5"))) == 4
-    table = subprocess.run(
-        [*JOULES, "campaign", "table", file, "--table", "accuracy", "--format", "json"], check=True, cwd=tmp_path,
-        stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    rows = json.loads(table.stdout)
+    rows = printed(capsys, "campaign", "table", file, "--table", "accuracy")
     assert [(row["n"], row["runs"], row["top1"]) for row in rows] == [(10, 2, 0.5), (20, 2, 0.5)]
-    records = subprocess.run(
-        [*JOULES, "tables", folder / "runs", "--table", "records", "--format", "json"], check=True,
-        stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    totals = [row for row in json.loads(records.stdout) if row["kind"] == "total"]
+    records = printed(capsys, "tables", folder / "runs", "--table", "records")
+    totals = [row for row in records if row["kind"] == "total"]
     assert {row["campaign"] for row in totals} == {"small"}
     assert {row["attribute_n"] for row in totals} == {10, 20}
     assert len({row["program"] for row in totals}) == 1  # the levels are no part of it
@@ -101,7 +103,8 @@ def test_ctrl_c_ends_the_run_that_is_going_on_and_says_how_to_go_on(tmp_path):
     assert "Traceback" not in told
 
 
-def test_caps_of_a_campaign_are_held_on_a_simulated_gpu(tmp_path):
+def test_caps_of_a_campaign_are_held_on_a_simulated_gpu(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
     file = tmp_path / "caps.toml"
     file.write_text(f"""
 [campaign]
@@ -116,11 +119,7 @@ min = 1
 """)
     sim = [sys.executable, "-P", "-m", "powerd_daemon", "sim-gpu", "--control", "--"]
     subprocess.run([*sim, *JOULES, "campaign", "run", file], check=True, cwd=tmp_path, timeout=DEADLINE_S)
-    table = subprocess.run(
-        [*JOULES, "campaign", "table", file, "--table", "cells", "--format", "json"], check=True, cwd=tmp_path,
-        stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    capped, default = json.loads(table.stdout)
+    capped, default = printed(capsys, "campaign", "table", file, "--table", "cells")
     assert (capped["power_cap_w"], default["power_cap_w"]) == (140, 260)
     assert capped["energy_j"] < 0.85 * default["energy_j"]
     assert capped["time_s"] > 1.1 * default["time_s"]

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from analytics.support.command import joules
+
 EXAMPLE = Path(__file__).parents[2] / "examples/sim_training.py"
 
 
 @pytest.mark.timeout(170)
-def test_three_caps_and_a_table(tmp_path):
+def test_three_caps_and_a_table(tmp_path, capsys):
     """Each run is under its cap, the caps are honoured, and the cheapest is neither the least nor the greatest."""
     record = [sys.executable, "-m", "powerd_analytics", "record", "--quiet", "--power-cap", "100,160,max"]
     train = [sys.executable, str(EXAMPLE), "--network", "vgg19", "--iterations", "8"]
@@ -24,9 +26,9 @@ def test_three_caps_and_a_table(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     runs = [tmp_path / f"caps-{cap}.h5" for cap in ("100W", "160W", "max")]
-    tables = [sys.executable, "-m", "powerd_analytics", "tables", *map(str, runs), "--format", "json"]
-    printed = subprocess.run(tables, capture_output=True, text=True, check=True)
-    totals = [r for r in json.loads(printed.stdout) if r["kind"] == "total"]
+    code, printed, errors = joules(capsys, "tables", *runs, "--format", "json")
+    assert code == 0, errors
+    totals = [r for r in json.loads(printed) if r["kind"] == "total"]
     by_cap = {r["power_cap_w"]: r for r in totals}
     assert sorted(by_cap) == [100.0, 160.0, 260.0]
     assert {r["provenance"] for r in totals} == {"simulated"}

@@ -115,6 +115,14 @@ def test_a_command_loads_nothing_heavy_that_it_does_not_use(tmp_path, module, ar
     assert sorted({*loaded} & {*HEAVY, *without}) == []
 
 
+def test_what_serves_and_what_receives_loads_nothing_heavy(tmp_path):
+    """Two processes of every recording, beside the training."""
+    loaded = "import powerd_daemon.daemon, powerd_client.worker, sys; print(*sys.modules)"
+    done = call([sys.executable, "-c", loaded], tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert sorted({*done.stdout.split()} & {*HEAVY, "asyncio", "ssl", "numpy", "h5py"}) == []
+
+
 def test_joules_calculates_with_one_thread_and_what_it_records_with_as_many_as_the_user_wants(tmp_path):
     """Threads of linear algebra take a core each, and make nothing of ours faster."""
     make_run_file(tmp_path / "run.h5")

@@ -1,6 +1,7 @@
 """Runs a simulated campaign in children that are killed with SIGKILL at random moments; then lets the last one finish.
 
-kill_campaign.py FOLDER KILLS prints how many were killed, and how many states of the journal these moments met.
+kill_campaign.py FOLDER KILLS prints how many were killed, and how many states of the journal these moments met. The
+campaign is in FOLDER/killed; FOLDER/whole has the same one, undisturbed.
 """
 
 import json
@@ -54,7 +55,8 @@ def size(folder: Path) -> int:
     return journal.stat().st_size if journal.exists() else 0
 
 
-def main(folder: Path, kills: int) -> None:
+def main(root: Path, kills: int) -> None:
+    folder = root / "killed"
     draw, killed, states = random.Random(1), 0, set()
     for _ in range(kills):
         pid = os.fork()
@@ -72,6 +74,7 @@ def main(folder: Path, kills: int) -> None:
         killed += os.WIFSIGNALED(status)
         states.add(size(folder))
     work(folder)
+    work(root / "whole")
     print(json.dumps({"killed": killed, "at different states": len(states)}))
 
 
