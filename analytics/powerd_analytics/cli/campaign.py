@@ -164,9 +164,9 @@ def run(
 ) -> int:
     """Make the runs of a campaign; one that was begun goes on.
 
-    Its folder has the journal (campaign.jsonl), runs/ and discarded/. Ctrl-C ends the
-    run that is going on; the campaign can go on later. Exits with 1 when a cell has no
-    result.
+    Its folder has the journal (campaign.jsonl), runs/ and discarded/. Ctrl-C
+    ends the run that is going on; the campaign can go on later. Exits with 1
+    when a cell has no result.
 
     For example:
 
