@@ -482,13 +482,12 @@ BASIS = {
 """Where our numbers come from, by table."""
 COMMANDS = {
     "castro 1": "joules operations caffenet", "castro 2": "joules campaign table castro.toml --table testbed",
-    "castro 3": "joules campaign plan castro.toml",
     "castro 4, 5, 7, 8, 10": "joules campaign table castro.toml --table phases",
     "castro 6": "joules campaign table castro.toml --table machines",
     "castro 12, 13": "joules campaign table castro.toml --table accuracy",
     "krzywaniak 1": "joules campaign table krzywaniak.toml --table testbed",
     "krzywaniak 2": "joules campaign table krzywaniak.toml --table minima",
-    "tang I": "joules campaign plan tang-v100.toml", "tang II": "joules operations alexnet",
+    "tang I, and batch sizes of II": "joules campaign plan tang-v100.toml",
     "tang IV": "joules campaign table tang-v100.toml --table optimum",
     "koszczal 1": "joules campaign table koszczal.toml --table minima",
     "zeus traces": "joules campaign table zeus.toml --table savings",
