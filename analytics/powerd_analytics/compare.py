@@ -468,6 +468,7 @@ def compare(
     every = iter([replace(s, record=record) for s, record in zip(given, rows_of(frame), strict=True)])
     sides = [[next(every) for _ in side] for side in (a, b, *others)]
     names, settings = _settings(sides, factors_in(frame.columns))
+    names, settings = _without_unstated(sides, names, settings)
     ignored = tuple(dict.fromkeys(_ignorable(name, frame) for name in ignore))
     names = tuple(name for name in names if name not in ignored)
     of_a, *of_others = (_by_key(side, names) for side in sides)
@@ -564,6 +565,21 @@ def _settings(
         elif any(values != by_side[0] for values in by_side):
             different.append((name, *(values[0] for values in by_side)))
     return tuple(names), tuple(different)
+
+
+def _without_unstated(
+    sides: Sequence[Sequence[Sample]], names: tuple[str, ...], settings: tuple[tuple[str, *tuple[Cell, ...]], ...]
+) -> tuple[tuple[str, ...], tuple[tuple[str, *tuple[Cell, ...]], ...]]:
+    """Settings that all of one side has at one level, and all of another at another, are what is compared also where
+    some rows, as those of a warm-up, do not state them; as long as other columns keep these rows apart."""
+    for name in names:
+        stated = [list(dict.fromkeys(v for s in side if (v := _value(s.record, name)) is not None)) for side in sides]
+        if any(len(values) != 1 for values in stated) or all(values == stated[0] for values in stated):
+            continue
+        rest = tuple(other for other in names if other != name)
+        if all(len(_by_key(side, rest)) == len(_by_key(side, names)) for side in sides):
+            names, settings = rest, (*settings, (name, *(values[0] for values in stated)))
+    return names, settings
 
 
 def _value(record: Record, name: str) -> Cell:
