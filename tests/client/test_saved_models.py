@@ -170,35 +170,40 @@ try:
 except ImportError:
     print("blocked")
 import torch
-print(tuple(torch.load(sys.argv[1], weights_only=False)(torch.zeros(4, 3)).shape))
+for file in sys.argv[1:]:
+    print(tuple(torch.load(file, weights_only=False)(torch.zeros(4, 3)).shape))
 """
 
 
-@MODES
-def test_a_saved_model_is_loaded_where_there_is_no_powerd(meter, layers, tmp_path):
-    model, file = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 2)), tmp_path / "model.pt"
-    meter.watch(model, layers=layers)
-    torch.save(model, file)
-    command = [sys.executable, "-c", LOADING, str(file)]
+def watched_in_both_modes(meter):
+    models = [nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 2)) for _ in range(2)]
+    for model, layers in zip(models, [False, True], strict=True):
+        meter.watch(model, layers=layers)
+    assert all(is_watched(model) for model in models)
+    return models
+
+
+def test_a_saved_model_is_loaded_where_there_is_no_powerd(meter, tmp_path):
+    files = [tmp_path / "plain.pt", tmp_path / "layers.pt"]
+    for model, file in zip(watched_in_both_modes(meter), files, strict=True):
+        torch.save(model, file)
+    command = [sys.executable, "-c", LOADING, *map(str, files)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
-    assert done.stdout.split("\n")[:2] == ["blocked", "(4, 2)"], done.stderr
+    assert done.stdout.split("\n")[:3] == ["blocked", "(4, 2)", "(4, 2)"], done.stderr
 
 
-def report(model, queue):
-    queue.put((is_watched(model), tuple(model(torch.zeros(4, 3)).shape)))
+def report(models, queue):
+    queue.put([(is_watched(model), tuple(model(torch.zeros(4, 3)).shape)) for model in models])
 
 
-@MODES
-def test_a_model_that_is_sent_to_a_process_is_not_watched(meter, layers):
-    model = nn.Sequential(nn.Linear(3, 2))
-    meter.watch(model, layers=layers)
+def test_a_model_that_is_sent_to_a_process_is_not_watched(meter):
     context = multiprocessing.get_context("spawn")
     queue = context.SimpleQueue()
-    process = context.Process(target=report, args=(model, queue))
+    process = context.Process(target=report, args=(watched_in_both_modes(meter), queue))
     process.start()
     process.join(100)
     assert process.exitcode == 0
-    assert queue.get() == (False, (4, 2))
+    assert queue.get() == [(False, (4, 2))] * 2
 
 
 @MODES
