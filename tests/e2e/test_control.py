@@ -52,7 +52,7 @@ def test_without_a_helper_the_command_is_not_run_and_one_line_says_what_to_start
         record, capture_output=True, text=True, check=False, cwd=tmp_path, env={**_here(), **environment}
     )
     assert done.returncode == 2
-    assert "start `powerd-control` (or `powerd sim-gpu` for a simulated GPU)" in done.stderr
+    assert "start `powerd-control` (or `powerd sim-gpu --control` for a simulated GPU)" in done.stderr
     assert sorted(tmp_path.iterdir()) == []
 
 

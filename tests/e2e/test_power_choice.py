@@ -90,5 +90,5 @@ def test_without_a_helper_one_line_says_what_is_missing_and_the_training_goes_on
     assert (done, during_w, after_w) == (21, 260.0, 260.0)
     lines = [line for line in told.splitlines() if "no power cap is chosen" in line]
     assert len(lines) == 1
-    assert "start `powerd-control`" in lines[0]
+    assert "start it as `powerd sim-gpu --control" in lines[0]
     assert events_of(tmp_path / "run.h5")[-1]["decision"] is None
