@@ -26,10 +26,12 @@ def test_the_columns_are_these_and_stay(run, capsys):
     assert code == 0
     assert tuple(rows[0]) == tuple(COLUMNS)
     assert tuple(COLUMNS) == (
-        "kind", "run", "path", "run_id", "created_utc", "host", "program", "campaign", "cell", "block",
+        "kind", "run", "path", "run_id", "created_utc", "host", "processor", "cores", "memory_gib",
+        "git_commit", "program", "campaign", "cell", "block",
         "seed", "model", "batch_size", "gpus", "ranks",
         "rank", "sharing", "ranks_counted", "job", "world_size", "rank_numbers", "machines", "job_machines",
-        "begin_unix_s", "device", "device_ids", "device_name", "provenance", "power_cap_w", "power_cap_basis",
+        "begin_unix_s", "device", "device_ids", "device_name", "driver_version", "default_power_limit_w",
+        "least_power_limit_w", "greatest_power_limit_w", "provenance", "power_cap_w", "power_cap_basis",
         "power_cap_asked_w", "power_cap_requested_w", "power_cap_in_run", "clock_hz", "clock_set", "clock_basis",
             "clock_asked_hz", "clock_requested_hz", "memory_clock_hz", "memory_clock_basis", "memory_clock_asked_hz",
             "memory_clock_requested_hz", "verdict", "verdict_note", "is_held", "phase", "phase_path", "is_iteration",
