@@ -163,7 +163,7 @@ class SourceConformance:
         documented = set(re.findall(r"`(\w+)`", PROTOCOL.read_text(encoding="utf-8")))
         for source in (closed, opened.source):
             json.dumps(source.health(), allow_nan=False)
-            assert set(source.health()) <= documented
+            assert set(source.health()) <= documented, sorted(set(source.health()) - documented)
             source.close()
             json.dumps(source.health(), allow_nan=False)
 
