@@ -628,27 +628,12 @@ def to_latex(tables: Sequence[Table]) -> str:
 
     The text is UTF-8, which LaTeX reads by itself since 2018; XeLaTeX and LuaLaTeX print every character of a name.
     """
-    out = [r"% \usepackage{booktabs}"]
+    out = [_LATEX_HEAD]
     for table in tables:
         shown = rounded(table)
         notes = [f"$^{{{i}}}$ {latex_text(note)}" for i, note in enumerate(shown.footnotes, 1)]
         notes += map(latex_text, table.notes)
-        out += [
-            r"\begin{table}",
-            r"\centering",
-            rf"\caption{{{latex_text(table.title)}}}",
-            rf"\label{{tab:{_label(table)}}}",
-            rf"\begin{{tabular}}{{{''.join('r' if c.is_numeric else 'l' for c in shown.columns)}}}",
-            r"\toprule",
-            _latex_row([c.heading or c.name for c in shown.columns]),
-            r"\midrule",
-            *map(_latex_row, shown.lines),
-            r"\bottomrule",
-            r"\end{tabular}",
-            *(_latex_notes(notes) if notes else ()),
-            r"\end{table}",
-            "",
-        ]
+        out += _latex_table(table, latex_text(table.title), shown.columns, map(_latex_row, shown.lines), notes)
     return "\n".join(out)
 
 
@@ -656,33 +641,42 @@ def to_paper(tables: Sequence[Table]) -> str:
     """The same for a paper: what all rows have in common stands in the caption, a figure and its uncertainty in one
     column, and the notes of all tables, each once, below the last one."""
     notes = notes_of(tables)
-    out = [r"% \usepackage{booktabs}"]
+    below = [f"$^{{{i}}}$ {latex_text(note)}" for i, note in enumerate(notes.footnotes, 1)]
+    below += map(latex_text, notes.below)
+    out = [_LATEX_HEAD]
     for k, (table, marks) in enumerate(zip(tables, notes.marks, strict=True)):
         shown = narrowed(table, marks)
         caption = ": ".join(map(latex_text, filter(None, (shown.title, shown.common))))
-        below = [f"$^{{{i}}}$ {latex_text(note)}" for i, note in enumerate(notes.footnotes, 1)]
-        below += map(latex_text, notes.below)
         lines = [
             _latex_row(line).removesuffix(r" \\") + (f"$^{{{mark.replace(' ', ',')}}}$" if mark else "") + r" \\"
             for line, mark in zip(shown.lines, marks, strict=True)
         ]
-        out += [
-            r"\begin{table}",
-            r"\centering",
-            rf"\caption{{{caption}}}",
-            rf"\label{{tab:{_label(table)}}}",
-            rf"\begin{{tabular}}{{{''.join('r' if c.is_numeric else 'l' for c in shown.columns)}}}",
-            r"\toprule",
-            _latex_row([c.heading or c.name for c in shown.columns]),
-            r"\midrule",
-            *lines,
-            r"\bottomrule",
-            r"\end{tabular}",
-            *(_latex_notes(below) if below and k == len(tables) - 1 else ()),
-            r"\end{table}",
-            "",
-        ]
+        out += _latex_table(table, caption, shown.columns, lines, below if k == len(tables) - 1 else ())
     return "\n".join(out)
+
+
+_LATEX_HEAD = r"% \usepackage{booktabs}"
+
+
+def _latex_table(
+    table: Table, caption: str, columns: Sequence[Column], lines: Iterable[str], notes: Sequence[str]
+) -> list[str]:
+    return [
+        r"\begin{table}",
+        r"\centering",
+        rf"\caption{{{caption}}}",
+        rf"\label{{tab:{_label(table)}}}",
+        rf"\begin{{tabular}}{{{''.join('r' if c.is_numeric else 'l' for c in columns)}}}",
+        r"\toprule",
+        _latex_row([c.heading or c.name for c in columns]),
+        r"\midrule",
+        *lines,
+        r"\bottomrule",
+        r"\end{tabular}",
+        *(_latex_notes(notes) if notes else ()),
+        r"\end{table}",
+        "",
+    ]
 
 
 def _label(table: Table) -> str:
