@@ -219,7 +219,7 @@ def test_what_was_recorded_names_no_folder_of_the_machine_that_made_it():
 
 
 @pytest.mark.parametrize(
-    "path", ["/work/powerd/build/run.h5", "/root/powerd/build", "/home/somebody/powerd/x", "/Users/a/b"]
+    "path", [str(Path("/", "work", "powerd", "run.h5")), "/root/powerd/build", "/home/somebody/powerd/x", "/Users/a/b"]
 )
 def test_a_folder_of_somebody_is_noticed(path):
     for text in (f"while [ -e {path} ]", f'  File "{path}", line 3', f"file://{path}", f"`{path}`"):

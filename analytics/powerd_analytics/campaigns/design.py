@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from itertools import product
+from math import prod
 from string import Formatter
 from typing import Any, Literal, TypeVar, get_args
 
@@ -456,6 +457,12 @@ def _check(design: Design) -> None:
     for reason in design.guard.discard:
         if reason not in DISCARDS:
             raise ConfigError(f"guard.discard: {reason!r}{did_you_mean(reason, DISCARDS)}")
+    _check_levels(design)
+    _check_placeholders(design)
+
+
+def _check_levels(design: Design) -> None:
+    """Names of factors in the tables that have levels."""
     for levels in (design.reference, *design.exclude):
         _check_names("order.reference or exclude: ", levels, tuple(design.factors))
     for row in design.simulation.rows:
@@ -469,6 +476,14 @@ def _check(design: Design) -> None:
     for levels in design.more_cells:
         if set(levels) != set(design.factors):
             raise ConfigError(f"cell: say a level of each factor: {', '.join(design.factors)}")
+    if prod(map(len, design.factors.values())) > _MOST_CELLS:
+        raise ConfigError(f"{prod(map(len, design.factors.values()))} cells are too many: {_MOST_CELLS} at most")
+    if not design.cells():
+        raise ConfigError("the campaign has no cell: all are excluded")
+
+
+def _check_placeholders(design: Design) -> None:
+    """That the command knows all names in its braces, and all factors change something."""
     known = {*design.factors, *design.work, *_OF_A_RUN, *([design.pilot.sets] if design.pilot else [])}
     used: set[str] = set()
     for text in (*design.command, *design.environment.values()):
@@ -479,13 +494,6 @@ def _check(design: Design) -> None:
     for name in design.factors:
         if name not in used and name not in (*KNOBS, GPUS):
             raise ConfigError(f"factor {name!r} changes nothing: put {{{name}}} into the command or the environment")
-    size = 1
-    for own in design.factors.values():
-        size *= len(own)
-    if size > _MOST_CELLS:
-        raise ConfigError(f"{size} cells are too many: {_MOST_CELLS} at most")
-    if not design.cells():
-        raise ConfigError("the campaign has no cell: all are excluded")
 
 
 def _placeholders(text: str) -> set[str]:
