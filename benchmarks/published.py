@@ -483,11 +483,12 @@ BASIS = {
 COMMANDS = {
     "castro 1": "joules operations caffenet", "castro 2": "joules campaign table castro.toml --table testbed",
     "castro 4, 5, 7, 8, 10": "joules campaign table castro.toml --table phases",
-    "castro 6": "joules campaign table castro.toml --table machines",
+    "castro 3, 6": "joules campaign table castro.toml --table machines",
     "castro 12, 13": "joules campaign table castro.toml --table accuracy",
     "krzywaniak 1": "joules campaign table krzywaniak.toml --table testbed",
     "krzywaniak 2": "joules campaign table krzywaniak.toml --table minima",
     "tang I, and batch sizes of II": "joules campaign plan tang-v100.toml",
+    "parameters of tang II": "joules operations examples/studies/networks.py:vgg16 --input 3x224x224",
     "tang IV": "joules campaign table tang-v100.toml --table optimum",
     "koszczal 1": "joules campaign table koszczal.toml --table minima",
     "zeus traces": "joules campaign table zeus.toml --table savings",

@@ -85,6 +85,10 @@ GOOGLENET = (
 end where pooling or an auxiliary classifier stands."""
 
 
+vgg16 = partial(vgg, (2, 2, 3, 3, 3), 1000)
+"""For `joules operations examples/studies/networks.py:vgg16 --input 3x224x224`."""
+
+
 class Listened(nn.Module):
     """Parts one behind the other. In training, a classifier listens behind some of them, and its output comes too."""
 
@@ -102,7 +106,7 @@ class Listened(nn.Module):
         return (x, *heard) if heard else x
 
 
-def googlenet(classes: int, *, auxiliary: bool = False) -> nn.Module:
+def googlenet(classes: int = 1000, *, auxiliary: bool = False) -> nn.Module:
     """With ``auxiliary`` two more classifiers, of 6.4 million parameters, which are there in training alone."""
 
     def pool() -> nn.Module:

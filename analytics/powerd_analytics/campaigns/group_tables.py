@@ -22,7 +22,7 @@ from powerd_analytics.campaigns.groups import (
     spans,
 )
 from powerd_analytics.campaigns.journal import History
-from powerd_analytics.campaigns.results import METRICS, CellFigures, Mean
+from powerd_analytics.campaigns.results import METRICS, CellFigures, Mean, measured
 from powerd_analytics.export import Cell as TableCell
 from powerd_analytics.export import Column, Table, make_table
 from powerd_analytics.metrics import edp_js
@@ -313,18 +313,25 @@ def _whole(
 
 
 def machines_table(design: Design, history: History, figures: Sequence[CellFigures]) -> Table:
-    """Seconds, joules and their product of whole machines, as table 6 of Castro et al."""
+    """Batches, seconds, joules and EDP of whole machines, as tables 3 and 6 of Castro et al."""
     others = [c for c in factor_columns(design) if c.name not in (design.instrument.moved_over, GPUS)]
     columns = [
-        *others, Column("cards"), Column("time_s", "number", "s", heading="s"),
+        *others, Column("cards"), Column("batches", "integer", "1"), Column("time_s", "number", "s", heading="s"),
         Column("energy_j", "number", "J", heading="kJ", per=1e3),
         Column("u95_j", "number", "J", heading="± U95", per=1e3, is_uncertainty=True),
         Column("edp_js", "number", "J s", heading="EDP (MJ s)", per=1e6),
     ]  # fmt: skip
+    batches: dict[tuple[TableCell, ...], int] = {}
+    for m in measured(design, history):
+        levels = m.item.cell.levels
+        batch = next((levels[name] for name in _BATCH if name in levels), None)
+        if m.result.samples and isinstance(batch, int | float):
+            batches[tuple(levels.get(c.name) for c in others)] = round(m.result.samples / batch)
     rows: list[dict[str, TableCell]] = [
         {
             **{c.name: w.levels[c.name] for c in others},
             "cards": " + ".join(f"{n} {kind}" for kind, n in w.cards.items()), "time_s": w.time_s.value,
+            "batches": batches.get(tuple(w.levels.get(c.name) for c in others)),
             "energy_j": w.energy_j.value, "u95_j": w.energy_j.u95, "edp_js": w.edp_js,
         }
         for w in wholes(design, figures)

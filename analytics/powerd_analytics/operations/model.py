@@ -93,6 +93,7 @@ def _counted(
         if any(isinstance(m, torch.nn.modules.lazy.LazyModuleMixin) for m in own.modules()):
             with torch.no_grad():  # they make their parameters of their first input: before anything is counted
                 own(*args, **kwargs)
+        notes.append(f"{sum(p.numel() for p in own.parameters()) / 1e6:.4g} million parameters")
     except AnalysisError:
         raise
     except Exception as error:  # noqa: BLE001 - whatever a model raises
