@@ -488,7 +488,7 @@ COMMANDS = {
     "krzywaniak 1": "joules campaign table krzywaniak.toml --table testbed",
     "krzywaniak 2": "joules campaign table krzywaniak.toml --table minima",
     "tang I, and batch sizes of II": "joules campaign plan tang-v100.toml",
-    "parameters of tang II": "joules operations examples/studies/networks.py:vgg16 --input 3x224x224",
+    "parameters of tang II": "joules operations --input 3x224x224 examples/studies/networks.py:vgg16",
     "tang IV": "joules campaign table tang-v100.toml --table optimum",
     "koszczal 1": "joules campaign table koszczal.toml --table minima",
     "zeus traces": "joules campaign table zeus.toml --table savings",

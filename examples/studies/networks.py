@@ -86,7 +86,7 @@ end where pooling or an auxiliary classifier stands."""
 
 
 vgg16 = partial(vgg, (2, 2, 3, 3, 3), 1000)
-"""For `joules operations examples/studies/networks.py:vgg16 --input 3x224x224`."""
+"""For `joules operations --input 3x224x224 examples/studies/networks.py:vgg16`."""
 
 
 class Listened(nn.Module):
