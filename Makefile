@@ -1,7 +1,8 @@
 # Each target does its own set-up: a fresh clone needs Python 3.11 or newer and git, nothing else.
 #
 #   make demo    train a small CNN under the simulated sensor board, print the table, draw the picture, write the report
-#   make test    the whole test suite
+#   make test    the quick tier of the tests: at most 90 s on two cores
+#   make test-all  all tests: at most six minutes on two cores (make test-rest: those that are not in the quick tier)
 #   make check   lint, types and import rules
 #   make bench   every figure that the README quotes
 #   make soak    the whole fault matrix under load, MINUTES=10
@@ -9,11 +10,16 @@
 #   make board-vm  the board's side on a Debian that boots under QEMU (as root; needs mmdebstrap and qemu-system); ARCH=arm64
 #   make docs    the documentation as a site in build/site; ends with an error where a link leads nowhere
 #
-# PYTHON chooses the interpreter, VENV where the environment is made.
+# PYTHON chooses the interpreter, VENV where the environment is made, CONSTRAINTS the versions
+# (constraints-oldest.txt: the oldest that pyproject.toml allows), WORKERS the processes that run tests.
 
 PYTHON ?= python3
 VENV ?= .venv
+CONSTRAINTS ?= constraints.txt
 MINUTES ?= 10
+# Two for two cores; the rest of the tests waits often, so twice as many run beside each other.
+CORES := $(shell nproc 2>/dev/null || echo 2)
+WORKERS ?= $(shell test $(CORES) -gt 8 && echo 8 || echo $(CORES))
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 BOARD := build/board-vm-$(or $(ARCH),amd64)
@@ -24,18 +30,18 @@ MICROPYTHON_DIR := $(VENV)/micropython
 MICROPYTHON_READY := $(MICROPYTHON_DIR)/.ready-$(MICROPYTHON_VERSION)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench soak fuzz board-vm docs format clean
+.PHONY: help demo test test-all test-rest check bench soak fuzz board-vm docs format clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
 
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml $(CONSTRAINTS)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "powerd needs Python 3.11 or newer; say which one: make PYTHON=/path/to/python3.11"; exit 1; }
 	@echo "Making the environment in $(VENV) (once; torch is large) ..."
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
-	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@$(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) torch
+	@$(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) --editable '.[dev]'
 	@touch $@
 
 demo: $(READY)
@@ -51,8 +57,15 @@ $(MICROPYTHON_READY): | $(READY)
 		echo "Skipped: the firmware's tests under MicroPython (there is no Node.js with npm)"; \
 	fi
 
-test: $(READY) $(MICROPYTHON_READY)
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+PYTEST := $(BIN)/python -m pytest --dist worksteal
+
+test: $(READY)
+	$(PYTEST) -n $(WORKERS) -m 'not slow and not soak'
+
+test-rest: $(READY) $(MICROPYTHON_READY)
+	$(PYTEST) -n $$((2 * $(WORKERS))) -m 'slow and not soak'
+
+test-all: test test-rest
 
 check: $(READY)
 	$(BIN)/ruff check .

@@ -7,6 +7,21 @@ import sys
 import pytest
 from hypothesis import HealthCheck, settings
 
+from support.bare_machine import (  # noqa: F401 -- fixtures of every test
+    _drivers_are_hidden,
+    _no_gpu,
+    pytest_make_collect_report,
+)
+from support.tiers import (  # noqa: F401 -- hooks and a fixture of every test
+    _libraries_are_loaded,
+    pytest_addoption,
+    pytest_configure,
+    pytest_ignore_collect,
+    pytest_runtest_protocol,
+    pytest_runtest_teardown,
+)
+from support.tiers import pytest_collection_modifyitems as _mark_slow
+
 # How long an example takes says how busy the machine is. What else is set (on CI: the same examples every time) stays.
 settings.register_profile("powerd", parent=settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("powerd")
@@ -22,6 +37,9 @@ for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
 # The result of a recording takes a process of its own: only the tests that are about it want one.
 os.environ["POWERD_QUIET"] = "1"
 
+# No processor's counters, on any machine, unless a test brings a tree of its own.
+os.environ["POWERD_SYSFS"] = "/nonexistent"
+
 # A shell's background job ignores Ctrl-C, and so would every process that a test starts and interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -30,8 +48,8 @@ FIRST = ("tests/e2e/", "tests/faults/", "tests/firmware/", "tests/fuzzing/")
 
 
 def pytest_collection_modifyitems(items):
-    """The folders with the longest files come first. `make test` gives whole files to its workers in this order, and a
-    long file that begins last runs alone."""
+    """The folders with the longest files come first: a long test that begins last runs alone."""
+    _mark_slow(items)
     items.sort(key=lambda item: not item.nodeid.startswith(FIRST))
 
 

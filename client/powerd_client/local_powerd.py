@@ -23,7 +23,7 @@ from powerd_client.log import last_line
 from powerd_client.ownership import delete_folder, foreign, open_own, write_new
 from powerd_core.errors import PeerError
 
-POWERCAP = Path("/sys/class/powercap")
+POWERCAP = Path(os.environ.get("POWERD_SYSFS", "/sys"), "class/powercap")
 """Where Linux shows the processors' energy counters."""
 WINDOW_S = 60.0
 _PAUSES_S = (0.0, 0.2, 0.5, 1.0, 2.0)

@@ -30,6 +30,7 @@ def all_of(found):
     return row
 
 
+@pytest.mark.quick("cards of one machine")
 def test_one_of_two_equal_cards_is_measured_and_the_other_extrapolated(tmp_path, capsys):
     part(tmp_path / "a.h5", 0.5, "gpu1")
     one, every = cards(capsys, tmp_path, "--card-spread", 0.03)

@@ -108,6 +108,7 @@ def test_a_run_of_random_loads_gives_what_the_source_reads(tmp_path: Path, monke
         identify("gpu0", 90.0, None)
 
 
+@pytest.mark.quick("identification of a driver")
 def test_what_tells_nothing_is_refused() -> None:
     loads = telegraph(1, tau_s=0.01, window_s=0, delay_s=0, seconds=6, noise_w=1)
     noise = np.random.default_rng(2).normal(400, 100, len(loads.t_s))

@@ -85,6 +85,7 @@ class TestSums:
         alone = [p for p in phase_table(read_run(paths[0])).phases if p.phase == "forward"]
         assert forward["j_per_batch"] == pytest.approx(2 * alone[0].j_per_batch, rel=1e-3)
 
+    @pytest.mark.quick("several machines of one training")
     def test_a_machine_without_readings_leaves_no_sum(self, tmp_path):
         paths = [machine(tmp_path / f"{i}.h5", i) for i in range(2)]
         with h5py.File(paths[1], "r+") as file:

@@ -18,7 +18,7 @@ from support.tape import TapedMeter
 
 DEVICES = [
     "cpu",
-    pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")),
+    pytest.param("cuda", marks=pytest.mark.real_gpu),
 ]
 
 

@@ -7,7 +7,7 @@ from torch.utils.checkpoint import checkpoint
 
 from support.tape import TapedMeter
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+pytestmark = pytest.mark.real_gpu
 
 
 class Net(nn.Module):

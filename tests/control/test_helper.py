@@ -29,6 +29,7 @@ def lab(tmp_path, monkeypatch):
 
 
 class TestHold:
+    @pytest.mark.quick("the one lease of the quick tier: a helper's process")
     def test_for_the_time_of_a_with(self, lab):
         events = []
         hold = Hold({"power_cap_w": ASKED_W}, settle_s=0.0, emit=lambda *event: events.append(event))
@@ -270,6 +271,7 @@ class TestHostile:
         assert lab.is_up()
 
 
+@pytest.mark.quick("the commands of the helper")
 def test_every_option_is_taken_by_the_command(lab, monkeypatch):
     from powerd_client.commands import Control
     from powerd_daemon import commands

@@ -61,6 +61,7 @@ def powerd(lab, tmp_path, monkeypatch):
         yield url, be
 
 
+@pytest.mark.quick("forwarding of questions: a helper and a powerd")
 def test_a_cap_is_held_by_a_trainer_elsewhere_and_goes_back(lab, powerd):
     url, be = powerd
     be("trainer")

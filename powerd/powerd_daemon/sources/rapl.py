@@ -21,7 +21,7 @@ from powerd_core.serde import option
 from powerd_daemon.clock import Clock
 from powerd_daemon.sources.base import Source, Start
 
-POWERCAP = Path("/sys/class/powercap")
+POWERCAP = Path(os.environ.get("POWERD_SYSFS", "/sys"), "class/powercap")
 CPUINFO = Path("/proc/cpuinfo")
 _ZONE = re.compile(r"intel-rapl:(\d+)(?::(\d+))?")
 

@@ -125,6 +125,7 @@ def cell_figures_at(study, cap_w):
     return [f for f in every if f.cell.levels["power_cap_w"] == cap_w]
 
 
+@pytest.mark.quick("pictures of a campaign")
 def test_panels_of_the_sweep_stand_in_the_order_of_the_file(koszczal):
     every = {p.name: p for p in pictures(koszczal.design, koszczal.history)}
     assert list(every) == ["sweep", "pareto", "normalised", "gpus", "scaling"]

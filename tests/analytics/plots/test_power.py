@@ -34,6 +34,7 @@ def test_the_envelope_keeps_every_extreme():
     assert float((mean * lasts).sum()) == pytest.approx(float(np.sum((p[1:] + p[:-1]) / 2 * np.diff(t))))
 
 
+@pytest.mark.quick("the picture of power")
 def test_the_picture_has_units_provenance_a_few_iterations_and_no_bar_of_zero(tmp_path):
     tr = training((64, 128), 12)
     run, table, figure, texts = drawn(tmp_path, [LineSpec("gpu0.a", tr.power())], tr.phases, tr.end_ns)

