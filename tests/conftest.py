@@ -11,6 +11,7 @@ from support.bare_machine import (  # noqa: F401 -- fixtures of every test
     _drivers_are_hidden,
     _no_gpu,
     pytest_make_collect_report,
+    pytest_runtest_makereport,
 )
 from support.tiers import (  # noqa: F401 -- hooks and a fixture of every test
     _libraries_are_loaded,

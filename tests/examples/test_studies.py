@@ -190,10 +190,10 @@ def test_a_batch_that_does_not_fit_ends_in_one_line_that_a_campaign_counts_as_ou
     script, monkeypatch, capfd, tmp_path
 ):
     monkeypatch.setattr(training, "Meter", TapedMeter)
-    assert script(train, "--batch-size", str(10**9), "--iterations", "1", "--warm-up", "0") == 1
+    assert script(train, "--batch-size", str(10**14), "--iterations", "1", "--warm-up", "0") == 1
     log = tmp_path / "log"
     log.write_text(capfd.readouterr().err)
-    assert log.read_text().splitlines() == ["train: out of memory: small with a batch of 1000000000 does not fit"]
+    assert log.read_text().splitlines() == ["train: out of memory: small with a batch of 100000000000000 does not fit"]
     assert failure(1, log).reason == OUT_OF_MEMORY
 
 

@@ -1,4 +1,4 @@
-"""Every test sees a machine without GPUs and without counters of its processors, whatever machine it runs on.
+"""Every test sees a machine without GPUs and without counters of its processors, whatever it runs on.
 
 Tests of what a machine without them does would fail on a machine that has them. A test that needs a real GPU carries the
 mark `real_gpu`; where there is none it is skipped. A library that is not installed skips what needs it.
@@ -73,12 +73,6 @@ def _gpus():
     return answer.stdout.splitlines() if answer.returncode == 0 else []
 
 
-def missing_library(error):
-    """The library that an error says is not installed; None where it says something else."""
-    name = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else None
-    return name if name in OPTIONAL else None
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report(collector):
     """A file that imports what is not installed is skipped, and says what is missing."""
@@ -89,4 +83,17 @@ def pytest_make_collect_report(collector):
             if find_spec(name) is None and any(f"No module named '{name}'" in line for line in lines):
                 report.outcome = "skipped"
                 report.longrepr = (str(collector.path), 0, f"Skipped: {name} is not installed")
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    """A test that comes to a library which is not installed is skipped, and says what is missing."""
+    report = yield
+    if report.failed and call.excinfo is not None:
+        text = str(call.excinfo.value)
+        for name, words in (*((name, f"No module named '{name}") for name in OPTIONAL), ("duckdb", "need DuckDB")):
+            if words in text and find_spec(name) is None:
+                report.outcome = "skipped"
+                report.longrepr = (str(item.path), 0, f"Skipped: {name} is not installed")
     return report
