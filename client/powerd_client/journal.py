@@ -128,16 +128,19 @@ def claim(run: Path, *, overwrite: bool = False) -> tuple[Path, int]:
 
 def claim_next(run: Path) -> tuple[Path, Path, int]:
     """As `claim`, for the first of RUN.h5, RUN-2.h5, ... that is free: its name too."""
-    for number in count(1):
-        numbered = run if number == 1 else run.with_stem(f"{run.stem}-{number}")
-        if _is_taken(numbered):
-            continue
+    while True:
+        numbered = free_name(run)
         try:
             return numbered, *claim(numbered)
         except RunFileError:
             if not _is_taken(numbered):
                 raise  # else another process was faster
-    raise AssertionError
+
+
+def free_name(run: Path) -> Path:
+    """The first of RUN.h5, RUN-2.h5, ... of which neither a file nor a journal is there."""
+    numbered = (run if number == 1 else run.with_stem(f"{run.stem}-{number}") for number in count(1))
+    return next(name for name in numbered if not _is_taken(name))
 
 
 def _is_taken(run: Path) -> bool:
