@@ -423,7 +423,7 @@ def pack(journal: Path, *, overwrite: bool, progress: Callable[[float], None] = 
         sync_directory(run.parent)
     finally:
         ownership.delete(partial)
-    source.unlink()  # without it a directory that was not deleted to its end is nothing
+    ownership.delete(source)  # without it a directory that was not deleted to its end is nothing
     remove(journal)
 
 
@@ -444,7 +444,7 @@ def _move_aside(packed: Path, following: Path) -> None:
 
 def unpack(packed: Path, directory: Path) -> None:
     """Make a journal directory of a packed journal. Raises `OSError`."""
-    with (directory / "journal.bin").open("xb") as file:
+    with os.fdopen(ownership.open_own(directory / "journal.bin", os.O_WRONLY | os.O_EXCL), "wb") as file:
         for data in _contents(packed):
             file.write(data)
 
@@ -468,7 +468,7 @@ class FrameFile:
 
     def _open(self) -> int:
         path = self._base.with_name(f"{self._base.name}-{self._number:06d}.bin")
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
+        return ownership.open_own(path, os.O_WRONLY | os.O_EXCL | os.O_APPEND)
 
     def write(self, event: Event) -> None:
         """Append the frame of ``event``."""
