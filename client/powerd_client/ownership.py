@@ -128,9 +128,9 @@ def read_small(path: Path) -> bytes:
     return data
 
 
-def write_new(path: Path, text: str) -> None:
+def write_new(path: Path, text: str, mode: int = 0o600) -> None:
     """A file that was not there. Raises `OSError`."""
-    with os.fdopen(open_own(path, os.O_WRONLY | os.O_EXCL), "w", encoding="utf-8") as file:
+    with os.fdopen(open_own(path, os.O_WRONLY | os.O_EXCL, mode), "w", encoding="utf-8") as file:
         file.write(text)
 
 
@@ -252,8 +252,8 @@ def whole_output(
     place when it is whole. With ``made_of`` it takes the place of that file alone (`identity`; of none, None), else it
     raises `Changed`. Raises `OSError`."""
     place = led_to(path)
-    with partial_folder(place) as folder:
-        partial = Path(folder, place.name)
+    with partial_folder(place.with_name(path.name)) as folder:
+        partial = Path(folder, path.name)  # whose ending says what it is to be
         yield partial
         if made_of == "any":
             move(partial, place, overwrite=overwrite)
@@ -302,6 +302,8 @@ def delete_partial(folder: Path) -> None:
     """Delete what `is_left_partial` names, with the files in it that an output is made of. Raises `OSError`."""
     name = _PARTIAL_NAME.fullmatch(folder.name)
     assert name is not None
+    for inner in filter(is_left_partial, list(folder.iterdir())):  # of an output that was made in two steps
+        delete_partial(inner)
     delete_folder(folder, re.compile(rf"{re.escape(name[1])}(\..*)?|journal\.bin", re.DOTALL))
 
 

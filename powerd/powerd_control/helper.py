@@ -448,6 +448,7 @@ def _run(arguments: argparse.Namespace) -> int:
     _log.info(f"serving {arguments.socket}; policy {arguments.policy}")
     helper.serve()
     with contextlib.suppress(FileNotFoundError):
-        if os.path.samestat(arguments.socket.lstat(), bound):
+        status = arguments.socket.lstat()
+        if os.path.samestat(status, bound) and status.st_ctime_ns == bound.st_ctime_ns:
             arguments.socket.unlink()
     return 0

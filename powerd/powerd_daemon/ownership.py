@@ -72,6 +72,7 @@ def delete_socket(path: Path, bound: os.stat_result | None = None) -> None:
     Raises `OSError`."""
     with contextlib.suppress(FileNotFoundError):
         status = path.lstat()
-        is_it = bound is None or os.path.samestat(status, bound)
+        # A file that was deleted leaves its number to the next one.
+        is_it = bound is None or (os.path.samestat(status, bound) and status.st_ctime_ns == bound.st_ctime_ns)
         if is_it and stat.S_ISSOCK(status.st_mode) and foreign(path) is None:
             path.unlink()

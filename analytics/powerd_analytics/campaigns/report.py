@@ -35,7 +35,7 @@ from powerd_analytics.repeats import averaged
 from powerd_analytics.report.page import own_text, script_hash
 from powerd_analytics.report.sheets import shown_sheet
 from powerd_analytics.text import MADE_BY
-from powerd_client.ownership import whole_text
+from powerd_client.ownership import write_new
 from powerd_core.errors import AnalysisError
 from powerd_core.text import printable
 
@@ -49,7 +49,7 @@ _MOST_PANELS = 12
 
 
 def write_report(design: Design, history: History, out: Path) -> None:
-    """Write the page. Raises `AnalysisError` for a campaign without any result."""
+    """Write the page, a new file. Raises `AnalysisError` for a campaign without any result."""
     from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup
 
@@ -74,7 +74,7 @@ def write_report(design: Design, history: History, out: Path) -> None:
         script=Markup(script),
         script_hash=script_hash(script),
     )
-    whole_text(out, text)
+    write_new(out, text, 0o666)
 
 
 def _png(figure: Figure) -> str:

@@ -187,9 +187,9 @@ class Styled(str):
 def put_out(text: str, output: Path | None, overwrite: bool) -> None:
     """Write a text to its file, or to standard output where no file is named and somebody listens."""
     if output is not None:
-        from powerd_client.ownership import whole_text
+        from powerd_client.ownership import write_new
 
-        write(output, lambda partial: whole_text(partial, text), overwrite)
+        write(output, lambda partial: write_new(partial, text, 0o666), overwrite)
     elif sys.stdout is not None:
         out = sys.stdout if isinstance(text, Styled) else harmless_output()
         out.write(text)
