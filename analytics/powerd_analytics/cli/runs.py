@@ -304,10 +304,10 @@ def tidy(
     yes: Annotated[bool, Parameter(negative="", help="Delete them; without it they are only listed.")] = False,
     format: shared.TextOrJson = "text",
 ) -> int:
-    """List journals and partial files that were left; delete those not needed.
+    """List what runs have left beside them; delete what is not needed.
 
     Not needed is a journal whose run file is as `joules verify` wants it, and
-    holds all of it, and an output whose program was killed before it was whole.
+    holds all of it; and an output whose program was killed before it was whole.
     Exits with 1 when a journal has to stay.
 
     For example: joules tidy runs --yes
