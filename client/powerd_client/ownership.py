@@ -25,7 +25,6 @@ import stat
 import tempfile
 import time
 from collections.abc import Iterator
-from itertools import count
 from pathlib import Path
 from typing import Literal
 
@@ -205,23 +204,19 @@ def move(new: Path, place: Path, *, overwrite: bool) -> None:
         new.unlink()
 
 
-def set_aside(path: Path, folder: Path) -> None:
-    """Move a file or folder of the user's own into a folder of theirs, under its name or, where that is taken, with a
-    number behind it: NAME, NAME-2, ... Nothing where there is none. Raises `RunFileError` and `OSError`."""
+def set_aside(path: Path, place: Path) -> None:
+    """Move a file or folder of the user's own to a free name in a folder of theirs, which is made; nothing where there
+    is none. Raises `RunFileError` for what is not the user's, and `OSError`, also where the name is taken."""
     if not os.path.lexists(path):
         return
     for one in (path.parent, path):
         check_own(one, "move it away")
-    make_folder(folder)
-    for number in count(1):
-        place = folder / (path.name if number == 1 else f"{path.stem}-{number}{path.suffix}")
-        with contextlib.suppress(FileExistsError):
-            if path.is_dir():
-                place.mkdir()  # a folder takes the place of an empty one, and this one is ours
-                path.rename(place)
-            else:
-                move(path, place, overwrite=False)
-            return
+    make_folder(place.parent)
+    if path.is_dir():
+        place.mkdir()  # a folder takes the place of an empty one, and this one is ours
+        path.rename(place)
+    else:
+        move(path, place, overwrite=False)
 
 
 Identity = tuple[int, int, int, int]

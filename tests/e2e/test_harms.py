@@ -192,7 +192,7 @@ def test_what_is_set_aside_takes_a_free_name(camp, capsys):
              and "discarded" in p.parts}  # fmt: skip
     assert aside == {
         f"{name}.h5": "of discarded", f"{name}.log": "of discarded", f"{name}.h5.journal/notes.txt": "of discarded",
-        f"{name}-2.h5": "of runs", f"{name}-2.log": "of runs", f"{name}.h5-2.journal/notes.txt": "of runs",
+        f"{name}-2.h5": "of runs", f"{name}-2.log": "of runs", f"{name}-2.h5.journal/notes.txt": "of runs",
     }  # fmt: skip
 
 

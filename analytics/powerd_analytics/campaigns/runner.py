@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from itertools import count
 from pathlib import Path
 from typing import Protocol
 
@@ -238,15 +239,22 @@ class Runner:
 
 
 def _set_run_aside(folder: Path, file: Path) -> None:
-    """Move a run that does not count, its journal and its log to those that do not, and over none of them. Raises
-    `RunFileError`."""
-    for path in (file, file.with_name(f"{file.name}.journal"), file.with_suffix(".log")):
+    """Move a run that does not count, its journal and its log to those that do not, under a name that is free:
+    KEY-1.h5, KEY-1-2.h5, ... Raises `RunFileError`."""
+    names = (file.with_stem(file.stem if n == 1 else f"{file.stem}-{n}").name for n in count(1))
+    free = next(n for n in names if not any(map(os.path.lexists, _of_run(folder / ASIDE / n))))
+    for path, place in zip(_of_run(file), _of_run(folder / ASIDE / free), strict=True):
         try:
-            set_aside(path, folder / ASIDE)
+            set_aside(path, place)
         except OSError as error:
             if isinstance(error, RunFileError):
                 raise
-            raise RunFileError(f"{path} cannot be moved to {folder / ASIDE}: {error.strerror}") from error
+            raise RunFileError(f"{path} cannot be moved to {place}: {error.strerror}") from error
+
+
+def _of_run(file: Path) -> tuple[Path, Path, Path]:
+    """A run file, its journal, and the log of its command."""
+    return file, file.with_name(f"{file.name}.journal"), file.with_suffix(".log")
 
 
 def _is_ours(text: str) -> bool:
