@@ -70,7 +70,7 @@ class Segment:
             # Blocks are reserved now: a full disk is an error here, not a SIGBUS in the middle of a training step.
             os.posix_fallocate(descriptor, 0, records * _SIZE)
             self.memory = mmap.mmap(descriptor, records * _SIZE, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
-            move(partial, path, overwrite=False)
+            move(partial, path, overwrite=True)  # a name that nobody else has: one step, also for a power cut
         except OSError:
             delete(partial)
             raise
