@@ -99,9 +99,7 @@ def _needs_analytics(command: str, module: str) -> ModuleType:
 
 def _keep(new: GpuFile, given: Path | None) -> None:
     """Add to the file what is new, and say where it is. Raises `ConfigError`, with the file as it was."""
-    from tempfile import NamedTemporaryFile
-
-    from powerd_client.ownership import read_small
+    from powerd_client.ownership import read_small, whole_text
 
     path = given or Path(keys_directory(os.environ, str(Path.home()))) / GPUS_FILE
     try:
@@ -109,14 +107,9 @@ def _keep(new: GpuFile, given: Path | None) -> None:
         if path.exists():
             known = build_options(GpuFile, parse_toml(read_small(path).decode("utf-8-sig")), str(path))
         path.parent.mkdir(parents=True, exist_ok=True)
-        with NamedTemporaryFile("w", dir=path.parent, encoding="utf-8", delete=False) as file:
-            file.write(gpus_text(known.with_new(new)))
-            file.flush()
-            os.fchmod(file.fileno(), 0o644)  # powerd may be another user
-            os.fsync(file.fileno())
-        os.replace(file.name, path)
+        whole_text(path, gpus_text(known.with_new(new)), 0o644)  # powerd may be another user
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error
+        raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from error
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"{path}: not valid TOML: {error}") from error
     option = f'; load it in the [[source]] of kind nvml with: calibration = "{path.absolute()}"' if given else ""

@@ -34,7 +34,7 @@ from rich.text import Text
 
 from powerd_analytics.terminal import NO_EDGE, hanging
 from powerd_analytics.text import digits, shortened
-from powerd_client.ownership import whole_output
+from powerd_client.ownership import Changed, Identity, identity, whole_output
 from powerd_client.recover import open_run
 from powerd_client.runfile import DIGEST, clean, digest, own_name, steady_hdf5, write_numbers, write_strings
 from powerd_core.errors import AnalysisError, PowerdError, RunFileError
@@ -700,14 +700,16 @@ def latex_text(text: str) -> str:
 
 
 @contextlib.contextmanager
-def whole_file(path: Path, *, overwrite: bool = True) -> Iterator[Path]:
+def whole_file(
+    path: Path, *, overwrite: bool = True, made_of: Identity | Literal["any"] | None = "any"
+) -> Iterator[Path]:
     """Another name to write a file under, which is moved into its place when it is whole.
 
     A link of the user's own keeps its place, and what it leads to is written. Raises `RunFileError`, which names
-    another file than ``path`` where writing met that.
+    another file than ``path`` where writing met that, and `Changed` as `whole_output` does.
     """
     try:
-        with whole_output(path, overwrite=overwrite) as partial:
+        with whole_output(path, overwrite=overwrite, made_of=made_of) as partial:
             yield partial
     except FileExistsError as error:
         raise RunFileError(f"{path} exists: give another name or --overwrite") from error
@@ -728,28 +730,60 @@ FORMAT, FORMAT_VERSION = "powerd-tables", 1
 TABLES = "tables"
 
 
+_MOST_TRIES = 20
+"""Of writing tables into a file into which others write at the same time."""
+
+
 def write_tables(path: Path, written: Sequence[Table], *, overwrite: bool = False) -> None:
     """Put tables into ``/tables/NAME`` of a run file, of a file of tables, or of a new file of tables.
 
     Each column is a dataset of one dimension with its unit as an attribute, so that xarray, pandas and h5py read a
     table with one call each (docs/reference/tables.md). What has no value is NaN or an empty text. The file is copied,
-    the copy changed and signed anew, and moved into its place when it is whole and on the disk. ``overwrite`` replaces
-    tables of the same names; others stay. Raises `RunFileError`, also for a run file that is damaged.
+    the copy changed, signed anew and read again, and moved into its place when it is whole and on the disk; where
+    another program has changed the file meanwhile, all of this is done again. ``overwrite`` replaces tables of the same
+    names; others stay. Raises `RunFileError`, also for a run file that is damaged.
     """
-    with whole_file(path) as partial, _translated(path, "written"):
-        is_there = path.exists()
+    for left in reversed(range(_MOST_TRIES)):
+        try:
+            _write_tables(path, written, overwrite)
+        except Changed:
+            if not left:
+                raise
+        else:
+            return
+
+
+def _write_tables(path: Path, written: Sequence[Table], overwrite: bool) -> None:
+    with _translated(path, "written"):
+        before = identity(path)
+    with whole_file(path, made_of=before) as partial, _translated(path, "written"):
+        is_there = before is not None
         is_run = is_there and _is_run(path)
         if is_there:
             shutil.copy2(path, partial)
         with steady_hdf5(partial, "r+" if is_there else "x") as (file, _):
             if not is_there:
                 file.attrs.update({"format": FORMAT, "format_version": FORMAT_VERSION})
+            if not isinstance(file.get(TABLES, getlink=True), h5py.HardLink | None):
+                raise RunFileError(f"{path}: {TABLES!r} in it is a link to elsewhere, and powerd writes into none")
             for table in written:
                 _add(path, file.require_group(TABLES), table, overwrite)
             if is_run and "attributes" in file:
                 del file["attributes"]
             if is_run and DIGEST in file.attrs:
                 file.attrs[DIGEST] = digest(file)
+            names = sorted(file)
+        _check_written(partial, names, written)
+
+
+def _check_written(file: Path, names: Sequence[str], written: Sequence[Table]) -> None:
+    """Raises `RunFileError` where a file does not hold what was put into it."""
+    lengths = {own_name(table.name): len(table) for table in written}
+    with h5py.File(file, "r") as again:
+        again.visititems(lambda _, __: None)
+        columns = {name: [len(column) for column in again[TABLES][name].values()] for name in lengths}
+        if sorted(again) != list(names) or any(set(found) - {lengths[name]} for name, found in columns.items()):
+            raise RunFileError("what was written cannot be read again; the file stays as it was")
 
 
 def _add(path: Path, tables: h5py.Group, table: Table, overwrite: bool) -> None:

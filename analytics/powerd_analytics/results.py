@@ -24,7 +24,7 @@ from powerd_analytics.table import ITERATION, PhaseRow, PhaseTable, RunRow, Tota
 from powerd_analytics.text import seconds
 from powerd_client.live_energy import Energy, said_provenance
 from powerd_client.log import shown_path
-from powerd_client.ownership import whole_output
+from powerd_client.ownership import delete, whole_text
 from powerd_client.phase import WHOLE
 from powerd_core.model import Provenance
 from powerd_core.text import printable, significant, with_u95
@@ -150,9 +150,8 @@ def remember(run: Run, rows: Sequence[RunRow]) -> None:
         place = _cache_of(run)
         place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         for old in sorted(place.parent.glob("*.json"), key=lambda path: path.stat().st_mtime)[:-_MOST_REMEMBERED]:
-            old.unlink()
-        with whole_output(place) as partial:
-            partial.write_text(json.dumps([asdict(row) for row in rows]), encoding="utf-8")
+            delete(old)
+        whole_text(place, json.dumps([asdict(row) for row in rows]))
 
 
 def _remembered(run: Run) -> tuple[RunRow, ...] | None:

@@ -9,6 +9,7 @@ from math import inf, isfinite
 from powerd_core.text import figure_and_u95, significant, with_u95
 
 __all__ = [
+    "MADE_BY",
     "bar",
     "device_text",
     "digits",
@@ -21,6 +22,9 @@ __all__ = [
     "with_u95",
 ]
 
+
+MADE_BY = "Made by powerd, which may replace this file by a new one"
+"""Stands in the metadata of pages and pictures."""
 
 # float() also takes "1_000", "infinity" and digits of other scripts: nothing that a table should hold.
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")

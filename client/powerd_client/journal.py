@@ -128,16 +128,19 @@ def claim(run: Path, *, overwrite: bool = False) -> tuple[Path, int]:
 
 def claim_next(run: Path) -> tuple[Path, Path, int]:
     """As `claim`, for the first of RUN.h5, RUN-2.h5, ... that is free: its name too."""
-    for number in count(1):
-        numbered = run if number == 1 else run.with_stem(f"{run.stem}-{number}")
-        if _is_taken(numbered):
-            continue
+    while True:
+        numbered = free_name(run)
         try:
             return numbered, *claim(numbered)
         except RunFileError:
             if not _is_taken(numbered):
                 raise  # else another process was faster
-    raise AssertionError
+
+
+def free_name(run: Path) -> Path:
+    """The first of RUN.h5, RUN-2.h5, ... of which neither a file nor a journal is there."""
+    numbered = (run if number == 1 else run.with_stem(f"{run.stem}-{number}") for number in count(1))
+    return next(name for name in numbered if not _is_taken(name))
 
 
 def _is_taken(run: Path) -> bool:
@@ -420,7 +423,7 @@ def pack(journal: Path, *, overwrite: bool, progress: Callable[[float], None] = 
         sync_directory(run.parent)
     finally:
         ownership.delete(partial)
-    source.unlink()  # without it a directory that was not deleted to its end is nothing
+    ownership.delete(source)  # without it a directory that was not deleted to its end is nothing
     remove(journal)
 
 
@@ -441,7 +444,7 @@ def _move_aside(packed: Path, following: Path) -> None:
 
 def unpack(packed: Path, directory: Path) -> None:
     """Make a journal directory of a packed journal. Raises `OSError`."""
-    with (directory / "journal.bin").open("xb") as file:
+    with os.fdopen(ownership.open_own(directory / "journal.bin", os.O_WRONLY | os.O_EXCL), "wb") as file:
         for data in _contents(packed):
             file.write(data)
 
@@ -465,7 +468,7 @@ class FrameFile:
 
     def _open(self) -> int:
         path = self._base.with_name(f"{self._base.name}-{self._number:06d}.bin")
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
+        return ownership.open_own(path, os.O_WRONLY | os.O_EXCL | os.O_APPEND)
 
     def write(self, event: Event) -> None:
         """Append the frame of ``event``."""

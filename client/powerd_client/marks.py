@@ -36,6 +36,7 @@ from types import MappingProxyType
 from powerd_client.attributes import with_figures
 from powerd_client.hostclock import now_ns
 from powerd_client.log import tell
+from powerd_client.ownership import delete, move, open_own
 from powerd_core.marks import RECORD, SEGMENT_RECORDS, sealed_line, sealing_token
 from powerd_core.serde import MAX_DEPTH, MAX_NAME, check_json
 
@@ -64,14 +65,14 @@ class Segment:
     def __init__(self, path: Path, records: int, first: int = 0) -> None:
         self.first = first
         partial = path.with_suffix(".new")
-        descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        descriptor = open_own(partial, os.O_RDWR | os.O_EXCL)
         try:
             # Blocks are reserved now: a full disk is an error here, not a SIGBUS in the middle of a training step.
             os.posix_fallocate(descriptor, 0, records * _SIZE)
             self.memory = mmap.mmap(descriptor, records * _SIZE, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
-            partial.rename(path)
+            move(partial, path, overwrite=True)  # a name that nobody else has: one step, also for a power cut
         except OSError:
-            partial.unlink(missing_ok=True)
+            delete(partial)
             raise
         finally:
             os.close(descriptor)
@@ -107,7 +108,7 @@ class MarkWriter:
         self._number = 0
         self._kinds: dict[tuple[str, str], int] = {}
         self._segment: Segment | None = Segment(self._path(0), segment_records)
-        self._names = os.open(f"{self._base}.names", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
+        self._names = open_own(Path(f"{self._base}.names"), os.O_WRONLY | os.O_EXCL | os.O_APPEND)
         self._is_torn = False
         self._events_bytes = 0
         self._refusals: set[str] = set()

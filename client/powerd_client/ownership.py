@@ -5,6 +5,9 @@ leads to files of the user who runs powerd, or something of their own. So powerd
 what is its own: no link, and of the user whose process this is. It empties a folder through its descriptor, and deletes
 in it plain files under the names that it gives them itself. All else stays as it is, and one line says so.
 
+All that a program of the client or of the analytics creates, cuts, moves, replaces or deletes goes through here
+(`tests/e2e/test_opener.py` looks for what does not), and nothing is moved over something else unless the user asked.
+
 Folders on the way to a name may be links, as `~/data` to another disk is. A name that the user gave for an output may
 be a link of the user's own, which stays and whose file is written (`led_to`); a run file's may not.
 """
@@ -13,14 +16,17 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import functools
 import os
 import pwd
 import re
 import stat
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 from powerd_core.errors import RunFileError
 
@@ -81,13 +87,28 @@ def led_to(path: Path) -> Path:
 
 
 def open_own(path: Path, flags: int, mode: int = 0o600) -> int:
-    """The descriptor of a plain file, made where there is none (with ``O_EXCL``: where there is one, `OSError`).
-    Raises `OSError` for a link too."""
-    descriptor = os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, mode)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+    """The descriptor of a plain file of the user's own, made where there is none (with ``O_EXCL``: where there is one,
+    `OSError`). It is emptied (``O_TRUNC``) when it is known to be that. Raises `OSError`, and `RunFileError` for a link
+    and for what belongs to another user."""
+    wanted = (flags & ~os.O_TRUNC) | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    if flags & os.O_EXCL == 0:
+        check_own(path)
+    descriptor = os.open(path, wanted, mode)
+    try:
+        _check_file(path, os.fstat(descriptor))
+        if flags & os.O_TRUNC:
+            os.ftruncate(descriptor, 0)
+    except BaseException:
         os.close(descriptor)
-        raise OSError(f"{path} is no file")
+        raise
     return descriptor
+
+
+def _check_file(path: Path, status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, "it is no file", str(path))
+    if (reason := _foreign(path, status)) is not None:
+        raise RunFileError(reason)
 
 
 MOST_BYTES = 4 << 20
@@ -106,9 +127,9 @@ def read_small(path: Path) -> bytes:
     return data
 
 
-def write_new(path: Path, text: str) -> None:
+def write_new(path: Path, text: str, mode: int = 0o600) -> None:
     """A file that was not there. Raises `OSError`."""
-    with os.fdopen(open_own(path, os.O_WRONLY | os.O_EXCL), "w", encoding="utf-8") as file:
+    with os.fdopen(open_own(path, os.O_WRONLY | os.O_EXCL, mode), "w", encoding="utf-8") as file:
         file.write(text)
 
 
@@ -124,6 +145,19 @@ def own_folder(path: Path) -> Iterator[int]:
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+def make_folder(path: Path) -> None:
+    """A folder of the user's own, with those on the way to it, or the one that is there. Raises `RunFileError`, also
+    for a link and for another user's."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with own_folder(path):
+            pass
+    except OSError as error:
+        if isinstance(error, RunFileError):
+            raise
+        raise RunFileError(f"{path} cannot be made: {error.strerror}") from error
 
 
 def empty(folder: int, names: re.Pattern[str]) -> None:
@@ -170,14 +204,134 @@ def move(new: Path, place: Path, *, overwrite: bool) -> None:
         new.unlink()
 
 
+def set_aside(path: Path, place: Path) -> None:
+    """Move a file or folder of the user's own to a free name in a folder of theirs, which is made; nothing where there
+    is none. Raises `RunFileError` for what is not the user's, and `OSError`, also where the name is taken."""
+    if not os.path.lexists(path):
+        return
+    for one in (path.parent, path):
+        check_own(one, "move it away")
+    make_folder(place.parent)
+    if path.is_dir():
+        place.mkdir()  # a folder takes the place of an empty one, and this one is ours
+        path.rename(place)
+    else:
+        move(path, place, overwrite=False)
+
+
+Identity = tuple[int, int, int, int]
+
+
+class Changed(RunFileError):
+    """Another process has replaced or changed a file since it was read."""
+
+
+def identity(path: Path) -> Identity | None:
+    """Which file has a name, and since when it is as it is; None where there is none. Raises `OSError`."""
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return None
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+PARTIAL = ".partial"
+"""Behind the name of a folder in which an output is being written."""
+
+
 @contextlib.contextmanager
-def whole_output(path: Path, *, overwrite: bool = True) -> Iterator[Path]:
+def whole_output(
+    path: Path, *, overwrite: bool = True, made_of: Identity | Literal["any"] | None = "any"
+) -> Iterator[Path]:
     """Another name to write an output of the user's under, in a folder that nobody else may enter. It is moved into its
-    place when it is whole. Raises `OSError`."""
+    place when it is whole. With ``made_of`` it takes the place of that file alone (`identity`; of none, None), else it
+    raises `Changed`. Raises `OSError`."""
     place = led_to(path)
-    with tempfile.TemporaryDirectory(
-        prefix=f".{place.stem}.", suffix=".partial", dir=place.parent, ignore_cleanup_errors=True
-    ) as folder:
-        partial = Path(folder, place.name)
+    with partial_folder(place.with_name(path.name)) as folder:
+        partial = Path(folder, path.name)  # whose ending says what it is to be
         yield partial
-        move(partial, place, overwrite=overwrite)
+        if made_of == "any":
+            move(partial, place, overwrite=overwrite)
+            return
+        with _alone(place.parent):
+            if identity(place) != made_of:
+                raise Changed(f"{path} was changed by another program meanwhile: try again")
+            try:
+                move(partial, place, overwrite=made_of is not None)
+            except FileExistsError as error:
+                raise Changed(f"{path} was made by another program meanwhile: try again") from error
+
+
+@contextlib.contextmanager
+def partial_folder(place: Path) -> Iterator[Path]:
+    """A folder beside an output, for this user alone, in which it is made. It goes with its contents; one whose process
+    was killed is found by `left_partials`."""
+    with tempfile.TemporaryDirectory(
+        prefix=f".{place.stem}.", suffix=PARTIAL, dir=place.absolute().parent, ignore_cleanup_errors=True
+    ) as name:
+        held = os.open(name, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            with contextlib.suppress(OSError):  # a file system without locks
+                fcntl.flock(held, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            yield Path(name)
+        finally:
+            os.close(held)
+
+
+_PARTIAL_NAME = re.compile(rf"\.(.*)\.[a-z0-9_]{{8}}{re.escape(PARTIAL)}", re.DOTALL)
+
+
+def is_left_partial(folder: Path) -> bool:
+    """Whether that is a `partial_folder` whose process was killed: a folder of the user's own that nobody holds."""
+    if _PARTIAL_NAME.fullmatch(folder.name) is None or not folder.is_dir() or foreign(folder) is not None:
+        return False
+    try:
+        with own_folder(folder) as held:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def delete_partial(folder: Path) -> None:
+    """Delete what `is_left_partial` names, with the files in it that an output is made of. Raises `OSError`."""
+    name = _PARTIAL_NAME.fullmatch(folder.name)
+    assert name is not None
+    for inner in filter(is_left_partial, list(folder.iterdir())):  # of an output that was made in two steps
+        delete_partial(inner)
+    delete_folder(folder, re.compile(rf"{re.escape(name[1])}(\..*)?|journal\.bin", re.DOTALL))
+
+
+_WAIT_S = 5.0
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Of several programs that replace a file in a folder one at a time, for as long as a rename takes. Where a folder
+    cannot be locked, or a stranger holds it, they go on all the same."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        until_s = time.monotonic() + _WAIT_S
+        while time.monotonic() < until_s:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                time.sleep(0.01)
+            except OSError:
+                break
+            else:
+                break
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def whole_text(path: Path, text: str, mode: int | None = None) -> None:
+    """Write a text as `whole_output` does, on the disk when this returns where it gets a ``mode`` of its own. Raises
+    `OSError`."""
+    with whole_output(path) as partial, partial.open("w", encoding="utf-8") as file:
+        file.write(text)
+        if mode is not None:
+            file.flush()
+            os.fchmod(file.fileno(), mode)
+            os.fsync(file.fileno())

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import functools
 import os
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from glob import escape
 from pathlib import Path
 
 import h5py
@@ -18,7 +18,7 @@ import h5py
 from powerd_client import journal as journals
 from powerd_client.build import build_run, left_out, read_contents, write_file
 from powerd_client.log import tell
-from powerd_client.ownership import check_own, delete, foreign
+from powerd_client.ownership import PARTIAL, check_own, delete, foreign, is_left_partial, partial_folder
 from powerd_client.runfile import open_file, reading
 from powerd_core.errors import RunFileError
 from powerd_core.keys import control_url
@@ -144,10 +144,10 @@ def recover(
         return save(journal)
     try:
         # Readings are written stream after stream, so the journal is read again and again from any place.
-        with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.absolute().parent) as folder:
+        with partial_folder(target) as folder:
             progress(0.0, "unpacking")
-            journals.unpack(journal, Path(folder))
-            return save(Path(folder))
+            journals.unpack(journal, folder)
+            return save(folder)
     except OSError as error:
         if isinstance(error, RunFileError):
             raise
@@ -215,6 +215,20 @@ def kept_journals(paths: Sequence[Path]) -> Iterator[Path]:
             if not there and not path.exists():
                 raise RunFileError(f"there is no {path}")
             yield from there
+
+
+def left_partials(paths: Sequence[Path]) -> Iterator[Path]:
+    """The folders, beside runs and in and below directories, in which a program that was killed was making an output
+    (`ownership.whole_output`)."""
+    for path in paths:
+        if path.is_dir() and not path.name.endswith(".journal"):
+            for folder, folders, _ in os.walk(path):
+                yield from (Path(folder, name) for name in sorted(folders) if is_left_partial(Path(folder, name)))
+                folders[:] = sorted(n for n in folders if not n.endswith((".journal", PARTIAL)))
+        else:
+            stem = journals.run_of(path).stem if path.name.endswith((".journal", ".journal.gz")) else path.stem
+            beside = path.parent.glob(f".{escape(stem)}.*{PARTIAL}")
+            yield from (folder for folder in sorted(beside) if is_left_partial(folder))
 
 
 def size_of(journal: Path) -> int:

@@ -79,7 +79,7 @@ class SteadyFile:
     """
 
     def __init__(self, path: Path, mode: Literal["x", "r+"]) -> None:
-        self._fd = os.open(path, os.O_RDWR | (os.O_CREAT | os.O_EXCL if mode == "x" else 0), 0o666)
+        self._fd = ownership.open_own(path, os.O_RDWR | (os.O_EXCL if mode == "x" else 0), 0o666)
         self._at = 0
         self._size = os.fstat(self._fd).st_size
         self._kept: list[tuple[int, bytes]] = []

@@ -436,6 +436,7 @@ def _run(arguments: argparse.Namespace) -> int:
         leases.end_all()
         return 1 if leases.leases else 0
     listener = listen(arguments.socket, arguments.group)
+    bound = arguments.socket.lstat()
     leases = Leases(bench, Records(state), boottime_s, boot_id())
     helper = Helper(listener, bench, leases, arguments.policy)
 
@@ -446,5 +447,8 @@ def _run(arguments: argparse.Namespace) -> int:
     signal.signal(signal.SIGINT, stop)
     _log.info(f"serving {arguments.socket}; policy {arguments.policy}")
     helper.serve()
-    arguments.socket.unlink(missing_ok=True)
+    with contextlib.suppress(FileNotFoundError):
+        status = arguments.socket.lstat()
+        if os.path.samestat(status, bound) and status.st_ctime_ns == bound.st_ctime_ns:
+            arguments.socket.unlink()
     return 0

@@ -7,8 +7,10 @@ another user's. powerd makes new files, and replaces or deletes only what is no 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pwd
+import secrets
 import stat
 import tempfile
 from pathlib import Path
@@ -47,3 +49,30 @@ def led_to(path: Path) -> Path:
     if path.is_symlink() and path.lstat().st_uid in own_uids(path.parent):
         return path.parent / path.readlink()
     return path
+
+
+def replace(place: Path, text: str, mode: int) -> None:
+    """A new file under a name, as a whole and on the disk, or none. What is there has to be powerd's. Raises
+    `OSError`."""
+    new = place.with_name(f"{place.name}.{secrets.token_hex(4)}.new")
+    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(descriptor)
+        new.replace(place)
+    except BaseException:
+        new.unlink()
+        raise
+
+
+def delete_socket(path: Path, bound: os.stat_result | None = None) -> None:
+    """Delete a socket of powerd's user, that one alone which was ``bound``; nothing where something else has its name.
+    Raises `OSError`."""
+    with contextlib.suppress(FileNotFoundError):
+        status = path.lstat()
+        # A file that was deleted leaves its number to the next one.
+        is_it = bound is None or (os.path.samestat(status, bound) and status.st_ctime_ns == bound.st_ctime_ns)
+        if is_it and stat.S_ISSOCK(status.st_mode) and foreign(path) is None:
+            path.unlink()

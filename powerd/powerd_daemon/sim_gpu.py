@@ -19,6 +19,7 @@ from pathlib import Path
 
 from powerd_core.errors import ConfigError
 from powerd_core.gpu_physics import CARDS
+from powerd_daemon.ownership import delete_socket, replace
 from powerd_daemon.sources.sim.gpu import FAULTS, OF_A_KNOB, SimulatedGpu, SimulatedNode, check_faults
 from powerd_daemon.sources.sim.gpu_socket import ENVIRONMENT, Server, now_s
 
@@ -57,13 +58,14 @@ def run(arguments: argparse.Namespace) -> int:
         folder = Path(made)
         path = arguments.socket or folder / "gpu"
         server = Server(SimulatedNode(gpus), _listen(path))
+        bound = path.lstat()
         environment = {ENVIRONMENT: str(path), "PYTHONPATH": _path_with_shim()}
         if arguments.control:
             environment[_CONTROL] = str(folder / "control")
         try:
             return _serve(server, environment, folder, arguments)
         finally:
-            path.unlink(missing_ok=True)
+            delete_socket(path, bound)
 
 
 def _serve(server: Server, environment: dict[str, str], folder: Path, arguments: argparse.Namespace) -> int:
@@ -119,8 +121,7 @@ def _start_helper(folder: Path, environment: dict[str, str]) -> subprocess.Popen
     """The control helper, for the user who runs this. It is spoken to by message alone, and so it is a process."""
     rule = f'[[allow]]\nuser = "{getpass.getuser()}"\ndevices = ["*"]\nsteal = true\n'
     policy = folder / "control.toml"
-    policy.write_text(rule + 'knobs = ["power_cap", "sm_clock", "mem_clock"]\n')
-    policy.chmod(0o600)
+    replace(policy, rule + 'knobs = ["power_cap", "sm_clock", "mem_clock"]\n', 0o600)
     command = [sys.executable, "-P", "-m", "powerd_control", "--socket", environment[_CONTROL], "--policy", str(policy)]
     log = (folder / "control.log").open("wb")
     with log:

@@ -18,7 +18,7 @@ import zmq
 
 from powerd_core.errors import ConfigError
 from powerd_core.keys import KeyPair
-from powerd_daemon.ownership import foreign
+from powerd_daemon.ownership import delete_socket, foreign
 
 SEND_HWM = 64
 """Frames that wait for one client in the server before it counts as slow; the kernel's buffers come on top."""
@@ -132,9 +132,7 @@ def release(router: zmq.Socket[bytes], linger_ms: int = 0) -> None:
     router.close(linger=linger_ms)
     if endpoint.startswith("ipc://"):
         with suppress(OSError):
-            path = Path(endpoint.removeprefix("ipc://"))
-            if path.is_socket() and foreign(path) is None:
-                path.unlink()
+            delete_socket(Path(endpoint.removeprefix("ipc://")))
 
 
 def _make_way(path: Path) -> None:
@@ -152,7 +150,7 @@ def _make_way(path: Path) -> None:
         probe.settimeout(1)
         if probe.connect_ex(str(path)) != errno.ECONNREFUSED:
             raise OSError(errno.EADDRINUSE, "in use")
-    path.unlink()
+    delete_socket(path, status)
 
 
 @contextmanager

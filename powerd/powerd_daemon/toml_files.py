@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import secrets
 import stat
 import tomllib
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 
 from powerd_core.errors import ConfigError
 from powerd_core.serde import parse_toml
-from powerd_daemon.ownership import foreign, led_to
+from powerd_daemon.ownership import foreign, led_to, replace
 
 MOST_BYTES = 4 << 20
 """No configuration, calibration or key is longer."""
@@ -56,16 +55,6 @@ def write_text(path: Path, text: str, mode: int = 0o644) -> None:
         place = led_to(path)
         if (reason := foreign(place)) is not None:
             raise ConfigError(f"{path}: cannot be written: {reason}")
-        new = place.with_name(f"{place.name}.{secrets.token_hex(4)}.new")
-        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-        try:
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(descriptor)
-            new.replace(place)
-        except BaseException:
-            new.unlink()
-            raise
+        replace(place, text, mode)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error

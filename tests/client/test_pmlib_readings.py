@@ -203,7 +203,7 @@ def test_rows_have_the_readings_own_times_and_add_up(tmp_path):
     ramp = [1000 + 10 * i for i in range(101)]
     lines = {0: power(t, ramp), 2: power(t[::5] + 300, [2000] * 21)}
     sets = CounterSet(0, 10_500_000, 30_250_000, lines), CounterSet(1, 50 * MS, 60 * MS, lines)
-    data_of(*sets).write_text(tmp_path / "out.csv", None, -1, ";")
+    data_of(*sets).write(tmp_path / "out.csv", None, -1, ";")
     with (tmp_path / "out.csv").open(newline="") as file:
         found = list(csv.DictReader(file, delimiter=";"))
     assert list(found[0]) == ["Set_id", "Time", "Line 0", "Line 2", "Sum"]

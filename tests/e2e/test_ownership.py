@@ -236,6 +236,11 @@ def output(write, name="table.h5", target="a.h5"):
     return row
 
 
+def output_of_hdf5(folder, precious):
+    write_tables(precious / "new.h5", [])
+    return output(lambda path: write_tables(path, []), target="new.h5")(folder, precious)
+
+
 def key_file_half_written(folder, precious):
     links = [link(folder / "clients.toml.00000000.new", precious / "notes.txt")]
     return links, lambda: toml_files.write_text(folder / "clients.toml", "new")
@@ -311,7 +316,7 @@ ROWS = {
     "piece of frames, new": inside(f"frames-{TOKEN}-000000.bin", "new", lambda made: journal.FrameFile(made, 1)),
     "directory of a local powerd": local_directory,
     "output": output(lambda path: shared.write(path, lambda partial: partial.write_text("new"), True)),
-    "output of HDF5": output(lambda path: write_tables(path, []), target="new.h5"),
+    "output of HDF5": output_of_hdf5,
     "output of pmlib": output(lambda path: write_pmlib(path, "new")),
     "picture": output(lambda path: save(Figure(), path), name="picture.png"),
     "key or calibration file": output(lambda path: toml_files.write_text(path, "new")),

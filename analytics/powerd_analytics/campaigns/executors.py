@@ -17,8 +17,9 @@ from powerd_analytics.campaigns.journal import Discard, Result
 from powerd_analytics.campaigns.results import result_of, spoiled
 from powerd_analytics.runs.phases import is_number_cell
 from powerd_client.log import install_hint
+from powerd_client.ownership import make_folder, open_own
 from powerd_client.recording import CAMPAIGN_ENVIRONMENT
-from powerd_core.errors import ConfigError, ControlError, PowerdError
+from powerd_core.errors import ConfigError, ControlError, PowerdError, RunFileError
 from powerd_core.lease import KNOB_OF_OPTION, Range, Request
 
 FAILED, OUT_OF_MEMORY, UNMEASURED = "failed", "out-of-memory", "unmeasured"
@@ -118,7 +119,11 @@ class Local:
         for address in self.url:
             record += ["--url", address]
         record += ["--keys", str(self.keys)] if self.keys else []
-        with log.open("wb") as out:
+        try:
+            descriptor = open_own(log, os.O_WRONLY | os.O_EXCL, 0o644)
+        except OSError as error:
+            raise RunFileError(f"{log} cannot be made: {error.strerror or error}") from error
+        with os.fdopen(descriptor, "wb") as out:
             return subprocess.Popen(
                 [*record, "--", *command], env=environment, stdin=subprocess.DEVNULL, stdout=out,
                 stderr=subprocess.STDOUT, start_new_session=True,
@@ -203,6 +208,7 @@ def submit_blocks(design: Design, file: Path, folder: Path, options: Sequence[st
     except ImportError as error:
         raise ConfigError(f"the executor submitit is not installed: {install_hint('slurm')}") from error
     of = design.executor
+    make_folder(folder / "slurm")
     executor = submitit.AutoExecutor(folder=str(folder / "slurm"))
     more = {"slurm_partition": of.partition} if of.partition else {}
     executor.update_parameters(

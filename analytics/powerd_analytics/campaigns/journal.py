@@ -9,15 +9,22 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
 from powerd_analytics.campaigns.design import Item
+from powerd_client.ownership import check_own, led_to, make_folder, open_own
 from powerd_core.errors import RunFileError
 
 NAME = "campaign.jsonl"
+RUN_FILE = re.compile(r"runs/[0-9a-f]{10}-[0-9]{1,9}-[0-9]{1,9}\.h5", re.ASCII)
+"""Names of run files below the campaign's folder. Somebody else may have written a journal, and what it names is moved:
+no other name is taken."""
+_BEGIN = b'{"event": "'
+"""Of each line, as it is written here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +111,7 @@ class History:
     def take(self, line: Mapping[str, Any]) -> None:
         """Let a line of the journal have happened."""
         event, key = line["event"], line.get("item", "")
+        _check_names(line)
         record = self.records.setdefault(key, Record()) if key else Record()
         if event == "begun":
             self.fingerprint, self.levels = line["fingerprint"], line.get("levels", {})
@@ -139,13 +147,16 @@ class Journal:
 
     def __init__(self, folder: Path, *, part: int | None = None, is_synced: bool = True) -> None:
         """``part`` is a block that has a journal of its own. Runs that are computed in no time need not be synced each.
-        Raises `RunFileError` where the folder cannot be written, or another runner is at work in it."""
+        Raises `RunFileError` where the folder cannot be written or is not the user's own, what is there is no journal
+        of the user's, or another runner is at work in it."""
         self.folder = folder
         self._is_synced = is_synced
         self.path = folder / (NAME if part is None else f"campaign.{part}.jsonl")
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            self.lock = os.open(self.path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o644)
+            make_folder(led_to(folder))
+            for other in _paths(folder):
+                check_own(other, "give --into another folder")
+            self.lock = open_own(self.path.with_suffix(".lock"), os.O_RDWR, 0o644)
             try:
                 fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
@@ -153,13 +164,13 @@ class Journal:
                 raise RunFileError(
                     f"{folder}: a runner is at work there, or the last run of one that was killed is just ending"
                 ) from error
-            self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
-            _cut_torn_line(self._file)
+            self._file = open_own(self.path, os.O_RDWR | os.O_APPEND, 0o644)
+            self.history = read_history(folder)
+            _cut_torn_line(self.path, self._file)
         except OSError as error:
             if isinstance(error, RunFileError):
                 raise
             raise RunFileError(f"{folder} cannot be written: {error.strerror or error}") from error
-        self.history = read_history(folder)
         self.unfinished = tuple(_read([self.path]).unfinished)
         """Files of runs that this journal's runner began before, and of whose end nothing was heard."""
 
@@ -195,7 +206,11 @@ class Journal:
 
 def read_history(folder: Path) -> History:
     """What a campaign has so far; nothing where it has not begun. Raises `RunFileError` for a damaged journal."""
-    return _read([folder / NAME, *sorted(folder.glob("campaign.*.jsonl"))])
+    return _read(_paths(folder))
+
+
+def _paths(folder: Path) -> list[Path]:
+    return [folder / NAME, *sorted(folder.glob("campaign.*.jsonl"))]
 
 
 def _read(paths: Iterable[Path]) -> History:
@@ -207,6 +222,14 @@ def _read(paths: Iterable[Path]) -> History:
             except (ValueError, KeyError, TypeError) as error:
                 raise RunFileError(f"{path}: line {number} is damaged: {error}") from error
     return history
+
+
+def _check_names(line: Mapping[str, Any]) -> None:
+    """Raises `ValueError` for a line that names another file than a run of a campaign has."""
+    result = line.get("result")
+    for name in (line.get("file"), result.get("file") if isinstance(result, Mapping) else None):
+        if name and not (isinstance(name, str) and RUN_FILE.fullmatch(name)):
+            raise ValueError(f"{str(name)[:200]!r} is no name of a run file")
 
 
 def _lines(path: Path) -> Iterator[bytes]:
@@ -221,8 +244,12 @@ def _lines(path: Path) -> Iterator[bytes]:
     yield from whole.split(b"\n") if whole else ()
 
 
-def _cut_torn_line(descriptor: int) -> None:
-    size = os.fstat(descriptor).st_size
-    end = os.pread(descriptor, size, 0).rfind(b"\n") + 1
-    if end != size:
+def _cut_torn_line(path: Path, descriptor: int) -> None:
+    """Of a journal whose whole lines were read. Raises `RunFileError` for a file that does not begin as one, which
+    stays as it is."""
+    data = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
+    if data[: len(_BEGIN)] != _BEGIN[: len(data)]:
+        raise RunFileError(f"{path} is no journal of a campaign: give --into another folder")
+    end = data.rfind(b"\n") + 1
+    if end != len(data):
         os.ftruncate(descriptor, end)

@@ -34,6 +34,8 @@ from powerd_analytics.plots.style import styled
 from powerd_analytics.repeats import averaged
 from powerd_analytics.report.page import own_text, script_hash
 from powerd_analytics.report.sheets import shown_sheet
+from powerd_analytics.text import MADE_BY
+from powerd_client.ownership import write_new
 from powerd_core.errors import AnalysisError
 from powerd_core.text import printable
 
@@ -47,7 +49,7 @@ _MOST_PANELS = 12
 
 
 def write_report(design: Design, history: History, out: Path) -> None:
-    """Write the page. Raises `AnalysisError` for a campaign without any result."""
+    """Write the page, a new file. Raises `AnalysisError` for a campaign without any result."""
     from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup
 
@@ -58,6 +60,7 @@ def write_report(design: Design, history: History, out: Path) -> None:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=False)
     page = environment.from_string(own_text("sheet.html") + own_text("campaign.html"))
     text = page.render(
+        made_by=MADE_BY,
         title=printable(f"Campaign {design.name}"),
         subtitle=f"{len(runs)} runs of {len(design.cells())} cells",
         provenances=sorted({m.result.provenance for m in runs}),
@@ -71,7 +74,7 @@ def write_report(design: Design, history: History, out: Path) -> None:
         script=Markup(script),
         script_hash=script_hash(script),
     )
-    out.write_text(text, encoding="utf-8")
+    write_new(out, text, 0o666)
 
 
 def _png(figure: Figure) -> str:

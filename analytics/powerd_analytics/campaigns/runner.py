@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from itertools import count
 from pathlib import Path
 from typing import Protocol
 
@@ -17,6 +18,7 @@ from powerd_analytics.campaigns.design import KNOBS, Cell, Design, Item
 from powerd_analytics.campaigns.executors import FAILED, OUT_OF_MEMORY, UNMEASURED, Executor, Local
 from powerd_analytics.campaigns.guard import Clock, NvmlThermometer, Thermometer, Wait, WallClock
 from powerd_analytics.campaigns.journal import Discard, History, Journal, Result
+from powerd_client.ownership import make_folder, set_aside
 from powerd_core.errors import ConfigError, ControlError, PeerError, RunFileError
 from powerd_core.text import printable
 
@@ -148,8 +150,9 @@ class Runner:
     def _warm_up(self, item: Item, executor: Local) -> None:
         file = self.journal.folder / RUNS / "warm-up.h5"
         make_folder(file.parent)
+        _set_run_aside(self.journal.folder, file)
         executor.warm_up(item, self.design.guard.warm_up_s, file)
-        self._move_aside(file)
+        _set_run_aside(self.journal.folder, file)
 
     def _note_temperature(self) -> None:
         guard, history = self.design.guard, self.journal.history
@@ -161,18 +164,11 @@ class Runner:
     def _put_aside(self) -> None:
         """Files of runs of whose end nothing was heard are no results; they are kept beside these."""
         for name in self.journal.unfinished:
-            self._move_aside(self.journal.folder / name)
+            _set_run_aside(self.journal.folder, self.journal.folder / name)
         for key, record in list(self.journal.history.records.items()):
             result = record.result
             if result is not None and result.file and not _is_there(self.journal.folder / result.file, result):
                 self.journal.write("forgotten", item=key, file=result.file)
-
-    def _move_aside(self, file: Path) -> None:
-        aside = self.journal.folder / ASIDE
-        for path in (file, file.with_name(f"{file.name}.journal"), file.with_suffix(".log")):
-            if path.exists():
-                aside.mkdir(exist_ok=True)
-                path.rename(aside / path.name)
 
     def _make(self, item: Item) -> None:
         history, guard = self.journal.history, self.design.guard
@@ -186,6 +182,7 @@ class Runner:
             )
             self._say(item, "running")
             make_folder(self.journal.folder / RUNS)
+            _set_run_aside(self.journal.folder, self.journal.folder / name)  # whoever has put it there
             self.journal.write("started", item=item.key, cell=item.cell.id, attempt=attempt, file=name)
             begin_s = self.clock.now_s()
             # Of what a killed runner has begun the executor hears nothing: its run is the first one again.
@@ -212,7 +209,7 @@ class Runner:
 
     def _discarded(self, item: Item, name: str, why: Discard) -> None:
         history = self.journal.history
-        self._move_aside(self.journal.folder / name)
+        _set_run_aside(self.journal.folder, self.journal.folder / name)
         self.journal.write("discarded", item=item.key, reason=why.reason, text=why.text, file=name)
         self._say(item, f"does not count: {why.reason}{f': {printable(why.text)}' if why.text else ''}", is_end=True)
         if why.reason == UNMEASURED and _is_ours(why.text):
@@ -241,12 +238,23 @@ class Runner:
         self.tell(Step(item, text, history.done, left(self._planned - history.done, history), is_end))
 
 
-def make_folder(folder: Path) -> None:
-    """Raises `RunFileError`."""
-    try:
-        folder.mkdir(exist_ok=True)
-    except OSError as error:
-        raise RunFileError(f"{folder} cannot be made: {error.strerror}") from error
+def _set_run_aside(folder: Path, file: Path) -> None:
+    """Move a run that does not count, its journal and its log to those that do not, under a name that is free:
+    KEY-1.h5, KEY-1-2.h5, ... Raises `RunFileError`."""
+    names = (file.with_stem(file.stem if n == 1 else f"{file.stem}-{n}").name for n in count(1))
+    free = next(n for n in names if not any(map(os.path.lexists, _of_run(folder / ASIDE / n))))
+    for path, place in zip(_of_run(file), _of_run(folder / ASIDE / free), strict=True):
+        try:
+            set_aside(path, place)
+        except OSError as error:
+            if isinstance(error, RunFileError):
+                raise
+            raise RunFileError(f"{path} cannot be moved to {place}: {error.strerror}") from error
+
+
+def _of_run(file: Path) -> tuple[Path, Path, Path]:
+    """A run file, its journal, and the log of its command."""
+    return file, file.with_name(f"{file.name}.journal"), file.with_suffix(".log")
 
 
 def _is_ours(text: str) -> bool:
@@ -267,6 +275,8 @@ def piloted(design: Design, executor: Executor, journal: Journal) -> Design:
     if design.pilot is not None and journal.history.pilot is None:
         make_folder(journal.folder / RUNS)
         files = [journal.folder / RUNS / f"pilot-{number}.h5" for number in range(design.pilot.runs)]
+        for file in files:
+            _set_run_aside(journal.folder, file)
         journal.write("pilot", value=max(executor.pilot(number, file) for number, file in enumerate(files)))
     return design.with_pilot(journal.history.pilot)
 

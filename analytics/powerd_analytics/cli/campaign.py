@@ -401,6 +401,8 @@ def report(
 
     c = opened(file, into)
     out = output or c.folder / "report.html"
+    if output is None:
+        shared.refuse_by_hand(out, overwrite)
     shared.refuse_existing(out, overwrite or output is None, [file])
     shared.write(out, lambda partial: write_report(c.design, c.history, partial), overwrite=True)
     print(out)
@@ -456,6 +458,8 @@ def plot(
         folder.mkdir(parents=True, exist_ok=True)
     for name in chosen:
         path = folder if is_file else folder / f"{name}.{ending}"
+        if output is None:
+            shared.refuse_by_hand(path, overwrite)
         shared.refuse_picture(path, overwrite or output is None)
         shared.write(path, partial(save, drawn[name].draw()), overwrite=True)
         print(path)

@@ -33,7 +33,7 @@ COMMANDS = {
     },
     "Keep": {
         "recover": ("runs:recover", "Save what can be read of a journal into a new file."),
-        "tidy": ("runs:tidy", "List journals that runs have left; delete those not needed."),
+        "tidy": ("runs:tidy", "List what runs have left beside them; delete what is not needed."),
     },
     "Other": {"completion": ("app:completion", "Print a script with which the tab key completes commands.")},
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
@@ -12,6 +13,7 @@ from cyclopts import App, Parameter
 from powerd_analytics.cli import shared
 from powerd_analytics.terminal import LateProgress
 from powerd_core.errors import ConfigError
+from powerd_core.text import printable
 
 if TYPE_CHECKING:
     from powerd_analytics.optimise.live import Command
@@ -31,6 +33,8 @@ Eta = Annotated[float, Parameter(help="Of the cost: 1 counts energy alone, 0 tim
 Jobs = Annotated[list[str] | None, Parameter(negative="", help="Only this job. May be repeated.")]
 State = Annotated[Path, Parameter(help="SQLite file of what is known; made where it is not there.")]
 JobName = Annotated[str, Parameter(help="Name of what recurs.")]
+_JOB_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+=@ -]{0,99}", re.ASCII)
+"""Its run files are called so."""
 WIDTH = 80
 N = TypeVar("N", int, float)
 
@@ -224,6 +228,8 @@ def run(
 
     if not any("{batch_size}" in word for word in command):
         raise ConfigError("the training needs {batch_size} where its batch size stands, as in: --batch {batch_size}")
+    if _JOB_NAME.fullmatch(job) is None:
+        raise ConfigError(f"--job {printable(job)}: letters, digits and _ . + = @ - , as its run files are called so")
     sizes, caps_w = _numbers("--batch-sizes", batch_sizes, int), _numbers("--power-caps", power_caps, float)
     if eta < 1 and max_power is None and not caps_w:
         raise ConfigError(f"--eta {eta:g}: a second has to be worth something, say --max-power WATTS")
@@ -266,8 +272,9 @@ def _carry_out(known: Recurrences, trial: Trial, command: Command, folder: Path)
     """Record one training and learn from it, whatever becomes of it; whether it reached the target."""
     from powerd_analytics.optimise import live
     from powerd_analytics.optimise.policy import Observation, Outcome
+    from powerd_client.journal import free_name
 
-    batch_size, out = trial.settings.batch_size, folder / f"{known.job.name}-{trial.number + 1}.h5"
+    batch_size, out = trial.settings.batch_size, free_name(folder / f"{known.job.name}-{trial.number + 1}.h5")
     outcome, rest = Outcome("lost", 0, 0.0, 0.0, trial.settings), list[Observation]()
     shared.warn([f"recurrence {trial.recurrence + 1} of {known.job.name}: {_said(trial)}"])
     try:

@@ -296,21 +296,33 @@ def recover(
     return 0 if report.readings and not wrong else 1
 
 
+_NOT_NEEDED = "not needed: --yes deletes it"
+
+
 def tidy(
     *paths: Annotated[Path, Parameter(help="Run files, journals, directories; this directory without any.")],
     yes: Annotated[bool, Parameter(negative="", help="Delete them; without it they are only listed.")] = False,
     format: shared.TextOrJson = "text",
 ) -> int:
-    """List journals that runs have left; delete those not needed.
+    """List what runs have left beside them; delete what is not needed.
 
     Not needed is a journal whose run file is as `joules verify` wants it, and
-    holds all of it. Exits with 1 when one has to stay.
+    holds all of it; and an output whose program was killed before it was whole.
+    Exits with 1 when a journal has to stay.
 
     For example: joules tidy runs --yes
     """
-    from powerd_client.recover import discard, kept_journals, size_of
+    from powerd_client.ownership import delete_partial
+    from powerd_client.recover import discard, kept_journals, left_partials, size_of
 
     documents = []
+    for partial in left_partials(paths or (Path(),)):
+        size = size_of(partial)
+        if yes:
+            delete_partial(partial)
+        documents.append({"journal": str(partial), "bytes": size, "needed_for": None, "is_deleted": yes})
+        if format == "text":
+            print(printable(f"{partial}  {size * 1e-6:.1f} MB  {'deleted' if yes else _NOT_NEEDED}"), flush=True)
     for journal in kept_journals(paths or (Path(),)):
         size = size_of(journal)
         with LateProgress() as progress:
@@ -320,7 +332,7 @@ def tidy(
         is_deleted = reason is None and yes
         documents.append({"journal": str(journal), "bytes": size, "needed_for": reason, "is_deleted": is_deleted})
         if format == "text":
-            said = f"stays: {reason}" if reason else "deleted" if yes else "not needed: --yes deletes it"
+            said = f"stays: {reason}" if reason else "deleted" if yes else _NOT_NEEDED
             print(printable(f"{journal}  {size * 1e-6:.1f} MB  {said}"), flush=True)
     if format == "json":
         print(dumps(documents, indent=1))

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from powerd_analytics.trainings import Length
 
 _HDF5 = b"\x89HDF\r\n\x1a\n"
+_NEAR_ENDS = 1 << 16
+"""Bytes at either end of a page or picture, where its metadata is."""
 _MOST_NOTES = 40
 T = TypeVar("T")
 
@@ -117,6 +119,23 @@ def refuse_existing(path: Path | None, overwrite: bool, inputs: Sequence[Path] =
         raise RunFileError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
+def refuse_by_hand(path: Path, overwrite: bool) -> None:
+    """Raises `RunFileError` where a command would give its output a name that a person's file has."""
+    if path.exists() and not (overwrite or is_made_by_us(path)):
+        raise RunFileError(f"{path} was not made by this command: name another file with -o, or give --overwrite")
+
+
+def is_made_by_us(path: Path) -> bool:
+    """Whether a page or picture says that powerd made it."""
+    from powerd_analytics.text import MADE_BY
+
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        begin = file.read(_NEAR_ENDS)
+        file.seek(max(0, path.stat().st_size - _NEAR_ENDS))
+        return MADE_BY.encode() in begin + b"\0" + file.read(_NEAR_ENDS)
+    return False
+
+
 def refuse_picture(path: Path, overwrite: bool) -> None:
     """The same of a picture, which has an ending of its own."""
     if path.suffix.lower() not in (".png", ".pdf", ".svg"):
@@ -168,7 +187,9 @@ class Styled(str):
 def put_out(text: str, output: Path | None, overwrite: bool) -> None:
     """Write a text to its file, or to standard output where no file is named and somebody listens."""
     if output is not None:
-        write(output, lambda partial: partial.write_text(text, encoding="utf-8"), overwrite)
+        from powerd_client.ownership import write_new
+
+        write(output, lambda partial: write_new(partial, text, 0o666), overwrite)
     elif sys.stdout is not None:
         out = sys.stdout if isinstance(text, Styled) else harmless_output()
         out.write(text)

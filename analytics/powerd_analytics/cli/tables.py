@@ -358,6 +358,7 @@ def index(
     """
     from powerd_analytics.index import index_runs
 
+    shared.refuse_existing(output, overwrite=True)  # what is there is brought up to date
     with LateProgress() as progress:
         report = index_runs(folder, output, jobs=jobs, scheduler=scheduler, again=again, progress=progress)
     unbuilt = [f"{n} is not in the index: it is being recorded, or `joules info {n}` builds it" for n in report.unbuilt]

@@ -32,20 +32,23 @@ from powerd_analytics.optimise.policy import (
     find_policy,
 )
 from powerd_client.hostclock import started
-from powerd_core.errors import ConfigError
+from powerd_client.ownership import check_own, open_own
+from powerd_core.errors import ConfigError, RunFileError
 from powerd_core.serde import from_document, to_document
 
-_TABLES = """
-CREATE TABLE IF NOT EXISTS policies (job TEXT PRIMARY KEY, recurrences INTEGER NOT NULL, state TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS trials (
-    job TEXT NOT NULL, number INTEGER NOT NULL, trial TEXT NOT NULL, pid INTEGER NOT NULL, began TEXT NOT NULL,
-    outcome TEXT, run TEXT, PRIMARY KEY (job, number)
-);
-CREATE TABLE IF NOT EXISTS steps (
-    step INTEGER PRIMARY KEY, job TEXT NOT NULL, what TEXT NOT NULL, number INTEGER NOT NULL, told TEXT NOT NULL,
-    answer TEXT NOT NULL
-);
-"""
+_TABLES = {
+    "policies": "(job TEXT PRIMARY KEY, recurrences INTEGER NOT NULL, state TEXT NOT NULL)",
+    "trials": (
+        "(job TEXT NOT NULL, number INTEGER NOT NULL, trial TEXT NOT NULL, pid INTEGER NOT NULL, began TEXT NOT NULL, "
+        "outcome TEXT, run TEXT, PRIMARY KEY (job, number))"
+    ),
+    "steps": (
+        "(step INTEGER PRIMARY KEY, job TEXT NOT NULL, what TEXT NOT NULL, number INTEGER NOT NULL, "
+        "told TEXT NOT NULL, answer TEXT NOT NULL)"
+    ),
+}
+_APPLICATION = int.from_bytes(b"powd")
+"""``PRAGMA application_id`` of our files."""
 _WAIT_S = 30.0
 """For another process that decides: a decision takes milliseconds."""
 
@@ -137,10 +140,10 @@ class Recurrences:
     def _transaction(self) -> Iterator[tuple[sqlite3.Connection, Policy, int]]:
         """The rows, the policy and the number of recurrences begun. All changes are kept, or none."""
         try:
-            with closing(sqlite3.connect(self.path, timeout=_WAIT_S, isolation_level=None)) as rows:
-                rows.executescript(_TABLES)
+            with _opened(self.path) as rows:
                 rows.execute("BEGIN IMMEDIATE")
                 try:
+                    _make_tables(rows)
                     yield rows, *self._read(rows)
                 except BaseException:
                     rows.execute("ROLLBACK")
@@ -199,12 +202,49 @@ class Recurrences:
         self._log(rows, "end", trial.number, to_document(outcome), None)
 
 
+@contextmanager
+def _opened(path: Path) -> Iterator[sqlite3.Connection]:
+    """The database of a file of the user's own, made where there is none. Raises `ConfigError` for a link, for what
+    belongs to another user, and for a database of another program, which stays as it is, and `sqlite3.Error`."""
+    try:
+        for beside in ("-journal", "-wal", "-shm"):  # what SQLite takes into the database before it reads it
+            check_own(path.with_name(f"{path.name}{beside}"))
+        os.close(open_own(path, os.O_RDWR, 0o644))
+    except OSError as error:
+        why = error if isinstance(error, RunFileError) else error.strerror
+        raise ConfigError(f"{path} cannot be used as the state of an optimiser: {why}") from error
+    with closing(sqlite3.connect(path, timeout=_WAIT_S, isolation_level=None)) as rows:
+        if not _is_ours(rows):
+            raise ConfigError(f"{path} is the database of another program: name another file with --state")
+        yield rows
+
+
+def _is_ours(rows: sqlite3.Connection) -> bool:
+    """Whether nothing but our tables is in a database. Files of before have no number of an application."""
+    number = rows.execute("PRAGMA application_id").fetchone()[0]
+    names = {name for (name,) in rows.execute("SELECT name FROM sqlite_master WHERE name NOT LIKE 'sqlite_%'")}
+    return number in (0, _APPLICATION) and names <= _TABLES.keys() and all(_has_our_columns(rows, n) for n in names)
+
+
+def _has_our_columns(rows: sqlite3.Connection, table: str) -> bool:
+    with closing(sqlite3.connect(":memory:")) as ours:
+        ours.execute(f"CREATE TABLE {table} {_TABLES[table]}")
+        query = f"PRAGMA table_info({table})"
+        return rows.execute(query).fetchall() == ours.execute(query).fetchall()
+
+
+def _make_tables(rows: sqlite3.Connection) -> None:
+    for name, columns in _TABLES.items():
+        rows.execute(f"CREATE TABLE IF NOT EXISTS {name} {columns}")
+    rows.execute(f"PRAGMA application_id = {_APPLICATION}")
+
+
 def open_recurrences(path: Path, job: str) -> Recurrences:
     """What is known of a job. Raises `ConfigError` where nothing is."""
     names: list[str] = []
     try:
         if path.is_file():
-            with closing(sqlite3.connect(path, timeout=_WAIT_S)) as rows:
+            with _opened(path) as rows:
                 states = dict(rows.execute("SELECT job, state FROM policies").fetchall())
             if job in states:
                 state = json.loads(states[job])

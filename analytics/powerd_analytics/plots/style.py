@@ -16,7 +16,7 @@ from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from powerd_analytics.text import digits
+from powerd_analytics.text import MADE_BY, digits
 from powerd_client.ownership import whole_output
 from powerd_core.text import printable
 
@@ -67,8 +67,9 @@ def save(figure: Figure, out: Path) -> None:
     with warnings.catch_warnings():
         # Characters that the font does not have become boxes, without a word on the error stream about each.
         warnings.filterwarnings("ignore", r"Glyph \d+ .* missing from", UserWarning)
+        metadata = {"Software" if out.suffix.lower() == ".png" else "Creator": MADE_BY}
         with whole_output(out) as partial:
-            figure.savefig(partial, dpi=140)
+            figure.savefig(partial, dpi=140, metadata=metadata)
 
 
 # ---- figures and words -------------------------------------------------------------------------------------------

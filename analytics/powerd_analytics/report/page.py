@@ -42,10 +42,10 @@ from powerd_analytics.signals import (
     summed_of,
 )
 from powerd_analytics.table import PhaseTable, check_table, group_line, table_of
-from powerd_analytics.text import digits, seconds, with_u95
+from powerd_analytics.text import MADE_BY, digits, seconds, with_u95
 from powerd_analytics.trainings import Length, part_of, prepared
 from powerd_analytics.uncertainty_table import BudgetRow, budget_of, budget_tables
-from powerd_client.ownership import whole_output
+from powerd_client.ownership import whole_text
 from powerd_client.signal import LATE_FACTOR, Signal
 from powerd_core.errors import ConfigError
 from powerd_core.text import printable
@@ -102,8 +102,7 @@ def write_report(
     frame = together([p.frame for p in parts])
     check_runs(frame)
     progress(len(run_paths) / (len(run_paths) + 1), "writing the page")
-    with whole_output(out) as partial:
-        partial.write_text(_render(parts, frame, options, columns), encoding="utf-8")
+    whole_text(out, _render(parts, frame, options, columns))
 
 
 def _read(path: Path, options: ReportOptions, most_points: int, columns: Columns, progress: Progress) -> _RunPart:
@@ -158,6 +157,7 @@ def _render(parts: Sequence[_RunPart], frame: Frame, options: ReportOptions, col
     ]
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=False)
     return environment.from_string(own_text("sheet.html") + template).render(
+        made_by=MADE_BY,
         title=printable(options.title or f"Energy of {runs[0].path.name if len(runs) == 1 else f'{len(runs)} runs'}"),
         subtitle=printable(sheets.subtitle(runs)),
         provenances=kinds,

@@ -480,12 +480,12 @@ def pm_print_data_stdout(counter: Counter, lines: Lines | None = None, set: int 
 
 def pm_print_data_text(file_name: PathLike, counter: Counter, lines: Lines | None = None, set: int = ALL_SETS) -> None:
     """The same into a file."""
-    counter.data.write_text(Path(file_name), lines, set, "\t")
+    counter.data.write(Path(file_name), lines, set, "\t")
 
 
 def pm_print_data_csv(file_name: PathLike, counter: Counter, lines: Lines | None = None, set: int = ALL_SETS) -> None:
     """The same, separated by semicolons: ``Set_id;Time;Line N;...;Sum``."""
-    counter.data.write_text(Path(file_name), lines, set, ";")
+    counter.data.write(Path(file_name), lines, set, ";")
 
 
 def pm_print_data_paraver(

@@ -21,7 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 from powerd_client.board_times import have_host_time, to_host_ns
 from powerd_client.build import Arrays, JournalFollower, batches
 from powerd_client.losses import StreamFrames
-from powerd_client.ownership import whole_output
+from powerd_client.ownership import whole_text
 from powerd_client.signal import Readings, RunLine, Signal, columns_of, joined_readings, make_signal
 from powerd_core.clock_comparison import ClockPiece, map_clock
 from powerd_core.errors import ClockError, ConfigError
@@ -298,15 +298,14 @@ class CounterData:
                 cells = ["" if isnan(w) else f"{w:.6f}" for w in row]
                 yield separator.join([str(part.number), f"{(t_ns - self.begin_ns) * 1e-9:.9f}", *cells])
 
-    def write_text(self, path: Path, lines: Lines | None, set_number: int, separator: str) -> None:
+    def write(self, path: Path, lines: Lines | None, set_number: int, separator: str) -> None:
         """The rows into a file. Raises `ConfigError` when it cannot be written."""
         _write(path, "\n".join(self.rows(lines, set_number, separator)) + "\n")
 
 
 def _write(path: Path, text: str) -> None:
     try:
-        with whole_output(path) as partial:
-            partial.write_text(text)
+        whole_text(path, text)
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror or error}") from error
 
