@@ -61,7 +61,7 @@ class Thermometer:
 class Lab:
     """Answers by a script: of the n-th attempt at an item, else a result."""
 
-    answers: dict[tuple[str, int], Discard] = field(default_factory=dict)
+    answers: dict[tuple[str, int], Discard | Exception] = field(default_factory=dict)
     made: list[tuple[Item, int]] = field(default_factory=list)
 
     def ranges(self) -> dict[str, Range]:
@@ -71,6 +71,9 @@ class Lab:
         self.made.append((item, attempt))
         file.write_bytes(b"run")
         found = self.answers.get((item.key, attempt))
+        if isinstance(found, Exception):
+            del self.answers[item.key, attempt]
+            raise found
         return found or Result(100.0 * item.cell.levels["n"] + item.block, 1.0)
 
 
@@ -129,20 +132,24 @@ def test_a_run_that_never_counts_is_given_up_and_the_rest_goes_on(tmp_path):
 def test_a_command_that_fails_every_time_ends_the_campaign(tmp_path):
     keys = [i.key for n in range(4) for i in design().block(n, design().cells())]
     lab = Lab({(key, n): Discard("failed", "status 1: no such file") for key in keys for n in range(1, 4)})
-    with pytest.raises(ConfigError, match="3 runs failed and none went well: status 1: no such file"):
+    with pytest.raises(ConfigError, match="6 attempts at 2 runs failed, and none went well: status 1: no such file"):
         run(tmp_path, design(), lab)
 
 
-def test_without_a_powerd_it_stops_with_one_line_and_goes_on_later(tmp_path):
+@pytest.mark.parametrize("error", [PeerError("no powerd answers"), RunFileError("no space is left")])
+def test_what_is_not_the_commands_fault_stops_it_and_is_not_booked_against_the_run(tmp_path, error):
     item = design().block(2, design().cells())[1]
-    lab = Lab({(item.key, 1): Discard("unmeasured", "joules record: no powerd answers at tcp://board:7360")})
-    with pytest.raises(PeerError, match="no powerd answers.*resume"):
+    lab = Lab({(item.key, 1): error})
+    with pytest.raises(type(error), match=str(error)):
         run(tmp_path, design(), lab)
+    assert (item.key, 1) not in lab.answers  # it happened
     done = len(lab.made)
     run(tmp_path, design(), lab)
     assert len(lab.made) == 3 * 4 + 1
-    assert lab.made[done] == (item, 2)
+    assert lab.made[done] == (item, 1)
+    assert read_history(tmp_path).records[item.key].discards == []
     assert (tmp_path / "runs" / f"{item.key}-2.h5").exists()
+    assert (tmp_path / "discarded" / f"{item.key}-1.h5").exists()
 
 
 def test_a_full_disk_stops_it_with_one_line_and_it_goes_on_later(tmp_path, monkeypatch):
