@@ -10,6 +10,7 @@ import fcntl
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from math import isfinite
@@ -124,13 +125,15 @@ class History:
         """The records of a cell, in the order in which its runs began."""
         return [record for key, record in self.records.items() if cell_of(key) == cell]
 
-    def with_result(self) -> dict[str, int]:
+    def results(self) -> dict[str, Result]:
+        """The results that count, by the item's key: where runs have iterations, one without did no work."""
+        every = {key: record.result for key, record in self.records.items() if record.result is not None}
+        has_iterations = any(result.iterations for result in every.values())
+        return {key: r for key, r in every.items() if not (has_iterations and r.iterations == 0)}
+
+    def repeats(self) -> dict[str, int]:
         """How many results each cell has that has any."""
-        counts: dict[str, int] = {}
-        for key, record in self.records.items():
-            if record.result is not None:
-                counts[cell_of(key)] = counts.get(cell_of(key), 0) + 1
-        return counts
+        return Counter(map(cell_of, self.results()))
 
     def given_up(self) -> dict[str, Record]:
         """The runs that are not tried any more, by the item's key."""

@@ -16,6 +16,7 @@ import numpy as np
 
 from powerd_analytics.campaigns.design import GPUS, KNOBS, MODEL, Cell, Design, Item, Levels
 from powerd_analytics.campaigns.journal import Discard, History, Result
+from powerd_analytics.campaigns.journal import Record as RunRecord
 from powerd_analytics.campaigns.stopping import QUANTILE_AFTER_LOOKS
 from powerd_analytics.energy.uncertainty import expanded, student
 from powerd_analytics.figures import ATTRIBUTE, COLUMNS, Frame, Record, attribute_cell, frame_from, rows_of, worked_out
@@ -237,13 +238,54 @@ class Measured:
 
 def measured(design: Design, history: History) -> list[Measured]:
     """The runs that count, block by block."""
-    cells, found = {cell.id: cell for cell in design.cells()}, []
-    for key, record in history.records.items():
-        cell, _, block = key.rpartition("-")
-        if record.result is not None and cell in cells:
-            item = Item(cells[cell], int(block), design.seed_in(int(block)))
-            found.append(Measured(item, record.result))
+    found = [
+        Measured(item, result) for key, result in history.results().items()
+        if (item := item_of(design, key)) is not None
+    ]  # fmt: skip
     return sorted(found, key=lambda m: m.item.block)
+
+
+def item_of(design: Design, key: str) -> Item | None:
+    """The run that a journal calls so; None where the design has no such cell."""
+    cell, _, block = key.rpartition("-")
+    found = design.cells_by_id.get(cell)
+    return None if found is None else Item(found, int(block), design.seed_in(int(block)))
+
+
+SINGLE = "one repeat: nothing can be compared; min = 3"
+"""What is said of a campaign whose cells have one run each, instead of what is best."""
+_MOST_NOTES = 8
+
+
+def is_single(history: History) -> bool:
+    """Whether no cell has a second run, which would tell how far runs are apart."""
+    repeats = history.repeats()
+    return bool(repeats) and max(repeats.values()) < 2
+
+
+def run_notes(design: Design, history: History) -> list[str]:
+    """What a reader has to know of runs that are not there, one sentence each."""
+    notes = [SINGLE] if is_single(history) else []
+    missing = [_of_missing(design, key, record) for key, record in history.given_up().items()]
+    counted = history.results()
+    missing += [
+        f"{_named(design, key)}: it had no iteration, and others had, so it does not count"
+        for key, record in history.records.items() if record.result is not None and key not in counted
+    ]  # fmt: skip
+    notes += missing[:_MOST_NOTES] + [f"and {len(missing) - _MOST_NOTES} more runs" for _ in missing[_MOST_NOTES:][:1]]
+    notes += ["given-up runs are made again by `joules campaign resume --retry`"] if history.given_up() else []
+    return notes + history.changes
+
+
+def _named(design: Design, key: str) -> str:
+    item = item_of(design, key)
+    return f"{item.cell}, block {item.block + 1}" if item is not None else key
+
+
+def _of_missing(design: Design, key: str, record: RunRecord) -> str:
+    last = record.discards[-1] if record.discards else Discard("")
+    why = f"{last.reason}{f': {printable(last.text, limit=120)}' if last.text else ''}"
+    return f"{_named(design, key)}: given up after {len(record.discards)} attempts, the last one {why}"
 
 
 def results_frame(design: Design, runs: Sequence[Measured]) -> Frame:

@@ -204,8 +204,7 @@ class Runner:
                 self._discarded(item, name, outcome)
 
     def _did_nothing(self, result: Result) -> bool:
-        results = (record.result for record in self.journal.history.records.values())
-        return result.iterations == 0 and any(other is not None and other.iterations for other in results)
+        return result.iterations == 0 and any(other.iterations for other in self.journal.history.results().values())
 
     def _verified(self, item: Item, name: str, result: Result, note: str, took_s: float) -> None:
         file = self.journal.folder / name
@@ -230,7 +229,7 @@ class Runner:
         if not self._leaves(item, why) or why.reason not in (FAILED, UNMEASURED):
             return
         failed = [r for r in history.given_up().values() if r.discards[-1].reason in (FAILED, UNMEASURED)]
-        if len(failed) >= _MOST_GIVEN_UP and not history.with_result():
+        if len(failed) >= _MOST_GIVEN_UP and not history.results():
             attempts = sum(len(record.discards) for record in failed)
             told = f"{attempts} attempts at {len(failed)} runs failed"
             raise ConfigError(f"{told}, and none went well: {printable(why.text)}")
