@@ -347,7 +347,9 @@ class Design:
         }
 
     def with_levels(self, levels: Mapping[str, Any]) -> Design:
-        """The same as it was resolved before, by its `levels`."""
+        """As it was resolved before, by its `levels`. Raises `ConfigError` where these are of other factors."""
+        if set(levels.get("factors", ())) != set(self.factors):
+            raise ConfigError("the campaign was begun with other factors: give --into another folder")
         return replace(
             self,
             factors={name: tuple(own) for name, own in levels["factors"].items()},
@@ -680,7 +682,7 @@ def _seconds(name: str, value: Any) -> float | dict[str, float]:
 
 _READ: dict[str, Any] = {
     "str": _text,
-    'Literal["local", "submitit"]': _kind_of_executor,
+    "Literal['local', 'submitit']": _kind_of_executor,
     "bool": _flag,
     "Mapping[str, str]": _names_of,
     "Mapping[str, int]": _counts,

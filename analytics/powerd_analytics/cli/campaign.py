@@ -82,8 +82,6 @@ def opened(file: Path, into: Path | None) -> Opened:
     history = read_history(folder)
     if not history.fingerprint:
         raise RunFileError(f"{folder} holds no campaign yet: `joules campaign run {file}` begins one")
-    if set(history.levels.get("factors", {})) != set(design.factors):
-        raise ConfigError(f"{folder} was begun with other factors than {file} has: give --into another folder")
     return Opened(design.with_levels(history.levels).with_pilot(history.pilot), history, folder)
 
 
