@@ -14,7 +14,7 @@ import pytest
 from powerd_analytics.campaigns.design import Design, Item, design_of
 from powerd_analytics.campaigns.executors import submit_blocks
 from powerd_analytics.campaigns.journal import NAME, Discard, Journal, Result, read_history
-from powerd_analytics.campaigns.results import cell_figures
+from powerd_analytics.campaigns.results import cell_figures, run_notes
 from powerd_analytics.campaigns.runner import Blocks, Runner, begin
 from powerd_analytics.campaigns.simulated import Simulated
 from powerd_core.errors import ConfigError, PeerError, RunFileError
@@ -127,6 +127,61 @@ def test_a_run_that_never_counts_is_given_up_and_the_rest_goes_on(tmp_path):
     assert [attempt for made, attempt in lab.made if made == item] == [1, 2, 3]
     assert read_history(tmp_path).records[item.key].is_given_up
     assert len(lab.made) == 3 * 4 + 2
+
+
+def test_a_run_that_fails_every_time_is_given_up_and_its_cell_stays(tmp_path):
+    item = design().block(1, design().cells())[0]
+    lab = Lab({(item.key, n): Discard("failed", "status 1: cosmic ray") for n in range(1, 4)})
+    run(tmp_path, design(), lab)
+    history = read_history(tmp_path)
+    assert history.left == {}
+    assert {f.cell: f.runs for f in cell_figures(design(), history)} == {
+        cell: 4 - (cell == item.cell) for cell in design().cells()
+    }
+    lab = Lab()
+    with Journal(tmp_path) as journal:
+        journal.write("retried")
+        Runner(design(), Blocks(design()), lab, journal).run()
+    assert [made for made, _ in lab.made] == [item]
+    assert [f.runs for f in cell_figures(design(), read_history(tmp_path))] == [4, 4, 4]
+
+
+@pytest.mark.parametrize("reason", ["failed", "contradicted"])
+def test_a_cell_whose_first_runs_were_all_given_up_is_left(tmp_path, reason):
+    cell = design().cells()[1]
+    keys = [f"{cell.id}-{block}" for block in range(4)]
+    lab = Lab({(key, n): Discard(reason, "why") for key in keys for n in range(1, 4)})
+    run(tmp_path, design(), lab)
+    assert sum(made.cell == cell for made, _ in lab.made) == 3 * 3
+    assert read_history(tmp_path).left[cell.id] == Discard(reason, "why")
+
+
+def test_a_cell_that_has_runs_is_not_left_out_of_memory(tmp_path):
+    item = design().block(1, design().cells())[1]
+    lab = Lab({(item.key, 1): Discard("out-of-memory", "CUDA out of memory")})
+    run(tmp_path, design(), lab)
+    assert [f.runs for f in cell_figures(design(), read_history(tmp_path))] == [4, 4, 4]
+
+
+def test_a_run_without_iterations_beside_runs_with_some_did_no_work(tmp_path):
+    class Resuming(Lab):
+        """Its first run marks nothing, and those of the last cell find what the one before them left."""
+
+        def run(self, item, attempt, file):
+            super().run(item, attempt, file)
+            did = len(self.made) > 1 and not (item.cell.levels["n"] == 3 and item.block)
+            return Result(300.0 if did else 7.0, 1.0, iterations=20 * did)
+
+    lab = Resuming()
+    run(tmp_path, design(), lab)
+    history, first = read_history(tmp_path), lab.made[0][0]
+    figures = {f.cell.levels["n"]: f for f in cell_figures(design(), history)}
+    assert {f.energy_j.value for f in figures.values()} == {300.0}
+    assert figures.get(3) is None or figures[3].runs == 1
+    assert len(history.given_up()) == 3
+    notes = " ".join(run_notes(design(), history))
+    assert f"{first.cell}, block 1: it had no iteration" in notes
+    assert "no-work: it had no iteration, and others had" in notes
 
 
 def test_a_command_that_fails_every_time_ends_the_campaign(tmp_path):
