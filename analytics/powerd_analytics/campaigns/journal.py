@@ -141,7 +141,7 @@ class History:
 
     def take(self, line: Mapping[str, Any]) -> None:
         """Let a line of the journal have happened. Raises one of `DAMAGED` for what no runner writes."""
-        event, key = line["event"], _text_of(line, "item", "")
+        event, key = _text_of(line, "event"), _text_of(line, "item", "")
         if key and not _KEY.fullmatch(key):
             raise ValueError(f"{key!r} is no run of a campaign")
         record = self.records.setdefault(key, Record()) if key else Record()

@@ -236,6 +236,25 @@ def test_a_half_line_of_a_killed_runner_is_none(tmp_path):
     assert [f.runs for f in cell_figures(design(), read_history(tmp_path))] == [4, 4, 4]
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"result": 5}, {"result": {"energy_j": "x", "time_s": 1.0}}, {"result": {"energy_j": 0.0, "time_s": 1.0}},
+        {"result": {"energy_j": 1.0, "time_s": 1.0, "phases": ["forward"]}}, {"item": 3}, {"item": "x-y"},
+        {"result": {"energy_j": 1.0, "time_s": 1.0, "verdict": "honest"}}, {"took_s": "long"}, {"event": ["a"]},
+        {"result": {"energy_j": 1.0, "time_s": float("inf")}},
+    ],
+)  # fmt: skip
+def test_a_damaged_line_is_named_in_one_line(tmp_path, change):
+    run(tmp_path, design(), Lab())
+    lines = events(tmp_path)
+    assert lines[2]["event"] == "verified"
+    lines[2] |= change
+    (tmp_path / NAME).write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    with pytest.raises(RunFileError, match=r"campaign\.jsonl: line 3 is damaged: .{3,}$"):
+        read_history(tmp_path)
+
+
 def test_only_verified_files_as_they_were_are_trusted(tmp_path):
     run(tmp_path, design(), Lab())
     files = sorted((tmp_path / "runs").iterdir())
