@@ -478,12 +478,12 @@ def _check_levels(design: Design) -> None:
                 raise ConfigError(f"factors.gpus: {level!r} is no number of GPUs")
             if isinstance(level, bool) or (isinstance(level, int | float) and not level > 0):
                 raise ConfigError(f"factors.{name}: {level!r} cannot be set")
-    for row in (design.reference, *design.exclude):
-        for name, level in row.items():
-            if not (row is design.reference and isinstance(level, Mapping)) and not _is_level(level):
-                raise ConfigError(f"{name}: a level, or a list of levels, of the factors")
-            if isinstance(level, Mapping) and not all(map(_is_level, level.values())):
-                raise ConfigError(f"order.reference.{name}: a level for each model")
+    for row in design.exclude:
+        if not all(map(_is_level, row.values())):
+            raise ConfigError("exclude: a level, or a list of levels, of each factor that it names")
+    for name, given in design.reference.items():
+        if not all(isinstance(one, Level) for one in (given.values() if isinstance(given, Mapping) else [given])):
+            raise ConfigError(f"order.reference.{name}: a level, or one for each model")
     for levels in (design.reference, *design.exclude):
         _check_names("order.reference or exclude: ", levels, tuple(design.factors))
     for row in design.simulation.rows:
