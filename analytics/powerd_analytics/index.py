@@ -518,9 +518,9 @@ def _former(folder: Path, out: Path, *, again: bool) -> tuple[Index | None, str]
     try:
         index = open_index(out, any_version=True)
     except RunFileError as error:
-        raise RunFileError(f"{error}; it is in the way: name another file with --out") from error
+        raise RunFileError(f"{error}; it is in the way: name another file with -o") from error
     if index.runs.resolve() != folder.resolve():
-        raise RunFileError(f"{out} is the index of {index.runs}, not of {folder}: name another file with --out")
+        raise RunFileError(f"{out} is the index of {index.runs}, not of {folder}: name another file with -o")
     if again:
         return None, ""
     return (index, "") if index.is_own else (None, "another release of powerd made the index")

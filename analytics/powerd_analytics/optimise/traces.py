@@ -303,7 +303,7 @@ def _rows(path: Path, needed: Sequence[str]) -> list[dict[str, str]]:
 
 
 _MOST = 1e15
-"""No number of a trace is larger."""
+"""No number of a trace is larger, and none above 0 is smaller than its inverse."""
 
 
 def _number(row: Mapping[str, str], name: str, path: Path, number: int, *, is_positive: bool = True) -> float:
@@ -312,7 +312,7 @@ def _number(row: Mapping[str, str], name: str, path: Path, number: int, *, is_po
         value = float(row[name])
     except ValueError:
         value = math.nan
-    if not abs(value) < _MOST or (is_positive and not value > 0):
+    if not abs(value) < _MOST or (is_positive and not value > 1 / _MOST):
         raise AnalysisError(f"{path}, row {number}: {name} must be a number{' above 0' if is_positive else ''}")
     return value
 
