@@ -83,7 +83,7 @@ soak: $(READY)
 # An environment of its own: atheris has wheels for few versions of Python, and nothing else needs it.
 fuzz:
 	@test -x build/fuzz-venv/bin/python || $(PYTHON) -m venv build/fuzz-venv
-	@build/fuzz-venv/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[board,client,fuzz]'
+	@build/fuzz-venv/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[board,client,analytics,fuzz]'
 	build/fuzz-venv/bin/python benchmarks/fuzz/run.py --minutes $(MINUTES)
 
 board-vm: $(READY)

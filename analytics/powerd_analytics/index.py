@@ -12,7 +12,10 @@ import json
 import math
 import multiprocessing
 import os
+import resource
 import signal
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, Executor, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -585,11 +588,16 @@ VIEWS = {"runs": "run", "phases": "phase", "totals": "total", "ranks": "rank"}
 there are its own rows, not those of its parts."""
 
 
-def query(path: Path, sql: str, *, progress: Progress = no_progress) -> Table:
+QUERY_S, QUERY_MEMORY = 60.0, "2GiB"
+"""An answer takes no longer, and no more memory: of SQL that asks for more something is wrong."""
+
+
+def query(path: Path, sql: str, *, progress: Progress = no_progress, most_s: float = QUERY_S) -> Table:
     """The answer of an index to one SELECT over its views: those of `VIEWS` and ``files``.
 
     The database is in memory and has no way to any file or variable: it is given the rows. Raises `RunFileError` as
-    `open_index`, `AnalysisError` for SQL that cannot be answered or would do something else than ask.
+    `open_index`, `AnalysisError` for SQL that cannot be answered, takes longer than ``most_s`` or more than
+    `QUERY_MEMORY`, or would do something else than ask.
     """
     try:
         import duckdb
@@ -601,7 +609,12 @@ def query(path: Path, sql: str, *, progress: Progress = no_progress) -> Table:
     connection.register("_index", pyarrow.dataset.dataset(str(index.path.absolute()), format="parquet"))
     connection.execute("SET enable_external_access = false")
     _create_views(connection, index)
+    connection.execute(f"SET memory_limit = '{QUERY_MEMORY}'")
     connection.execute("SET lock_configuration = true")
+    begun_s, timer = time.monotonic(), threading.Timer(most_s, connection.interrupt)
+    timer.daemon = True
+    timer.start()
+    before = _limit_memory(3 << 30)
     try:
         statements = connection.extract_statements(sql)
         # A query with a PIVOT is several statements. What else is: nothing, as there is no way to any file.
@@ -610,16 +623,36 @@ def query(path: Path, sql: str, *, progress: Progress = no_progress) -> Table:
             raise AnalysisError(f"{index.path}: an index is only asked: give one SELECT")
         result = connection.execute(statements[0])
         described, rows = [(str(d[0]), str(d[1])) for d in result.description or ()], result.fetchall()
-    except (duckdb.Error, RuntimeError, ImportError) as error:
-        if "interrupted" in str(error):
+    except (duckdb.Error, RuntimeError, ImportError, MemoryError) as error:
+        if "interrupted" in str(error).lower():
+            if time.monotonic() - begun_s >= most_s:
+                raise AnalysisError(f"{index.path}: no answer within {most_s:g} s: ask for less") from error
             raise KeyboardInterrupt from error
         raise AnalysisError(f"{index.path}: {_one_line(str(error))}") from error
+    finally:
+        timer.cancel()
+        if before is not None:
+            resource.setrlimit(resource.RLIMIT_AS, before)
     names_made: list[str] = []
     for name, _ in described:
         again = [n for n in range(2, len(described) + 1) if f"{name}_{n}" not in names_made]
         names_made.append(f"{name}_{again[0]}" if name in names_made else name)
     columns_made = [Column(name, _kind(sql_type)) for name, (_, sql_type) in zip(names_made, described, strict=True)]
     return make_table("query", "", columns_made, [tuple(map(_cell, row)) for row in rows], bounds=())
+
+
+def _limit_memory(more: int) -> tuple[int, int] | None:
+    """Let this process have so many bytes more and no others: DuckDB's own limit does not hold within one function.
+    The limits before, None where the system tells or takes none."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+        limits = [n for n in (soft, hard) if n != resource.RLIM_INFINITY]
+        least = min([pages * resource.getpagesize() + more, *limits])
+        resource.setrlimit(resource.RLIMIT_AS, (least, hard))
+    except (OSError, ValueError, TypeError):
+        return None
+    return soft, hard
 
 
 def _create_views(connection: Any, index: Index) -> None:

@@ -26,7 +26,8 @@ def main() -> None:
         sys.exit("fuzzing needs atheris: pip install atheris (Python 3.11 to 3.13)")
     # The tree that this file is in, whatever is installed.
     sys.path[:0] = [str(ROOT / folder) for folder in ("tests", "powerd", "client", "analytics", "firmware")]
-    with atheris.instrument_imports(include=["powerd_core", "powerd_daemon", "powerd_client", "powernode"]):
+    packages = ["powerd_core", "powerd_daemon", "powerd_client", "powerd_analytics", "powernode"]
+    with atheris.instrument_imports(include=packages):
         target = importlib.import_module(f"fuzzing.target_{sys.argv[1]}")
     atheris.Setup([sys.argv[0], *sys.argv[2:]], target.one)
     atheris.Fuzz()

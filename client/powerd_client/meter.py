@@ -26,7 +26,7 @@ from powerd_client.phase import BASELINE, RESULT, Attribute, Loader, Phase, chec
 from powerd_client.ranks import Rendezvous
 from powerd_client.recording import Recording, take_part
 from powerd_client.visible_gpus import devices_here
-from powerd_core.errors import ConfigError, PowerdError, RunFileError
+from powerd_core.errors import ConfigError, PeerError, PowerdError, RunFileError
 
 if TYPE_CHECKING:
     from torch.nn import Module
@@ -53,7 +53,8 @@ class Meter:
                      ``accelerator`` by the host's clock after waiting for what else torch has (MPS, XPU, …),
                      ``host`` by the host's clock; ``auto`` is the first of these that an imported torch can do
     ``synchronize``  called before every mark, such as ``torch.cuda.synchronize``: for work that runs asynchronously
-    ``required``     with False, a powerd that is not there is a warning, and the training goes on unrecorded
+    ``required``     with False, a powerd that is not there is a warning, and the training goes on unrecorded; so it
+                     does where no ``url`` names one and the local one cannot begin
     ``keys``         directory of keys, for boards that want them (default: $POWERD_KEYS, else ~/.config/powerd)
     ``quiet``        with True, closing prints no result; neither does it where $POWERD_QUIET is set
 
@@ -97,9 +98,12 @@ class Meter:
         try:
             self._open(url, overwrite, keys, is_numbered=out is None)
         except PowerdError as error:
-            if required or isinstance(error, ConfigError | RunFileError):
+            if isinstance(error, PeerError) and url is None:
+                tell(f"this training is not recorded: {error}")  # nobody named a powerd: it is no fault of theirs
+            elif required or isinstance(error, ConfigError | RunFileError):
                 raise
-            warnings.warn(f"powerd: this training is not recorded: {error}", stacklevel=2)
+            else:
+                warnings.warn(f"powerd: this training is not recorded: {error}", stacklevel=2)
         atexit.register(self.close)
 
     def _open(

@@ -28,6 +28,8 @@ CLOSE_S = 60.0
 """So long local rank 0 waits for the others to close."""
 APPEAR_S = 30.0
 """A rank that has made no Meter so long after local rank 0 did will make none."""
+_BEGINS_S = 360.0
+"""So long for one that has said that it begins: on a full machine its own powerd starts slowly."""
 _SAY_S = 3.0
 _LOOK_S = 0.02
 
@@ -176,7 +178,7 @@ class Rendezvous:
                 raise PeerError(f"{me}: local rank 0 could not begin to record {self.out}: its own message says why")
             if is_ready is None and self.out.exists() and not (overwrite or self._is_numbered):
                 raise RunFileError(f"{me}: {self.out} exists: choose another name, or overwrite it with overwrite=True")
-            if waited_s > JOIN_S:
+            if waited_s > (JOIN_S if is_ready is None else _BEGINS_S):
                 raise PeerTimeout(
                     f"{me} waited {JOIN_S:g} s for local rank 0 to record {self.out}: make the Meter in every rank, "
                     f"with the same out, before anything that waits for other ranks, or set {JOB_ENVIRONMENT}"

@@ -45,7 +45,10 @@ from powerd_core.keys import control_url
 if TYPE_CHECKING:
     from powerd_client.control import Hold
 
-_START_TIMEOUT_S = 30.0
+_START_TIMEOUT_S, _LOCAL_TIMEOUT_S = 30.0, 330.0
+"""So long a recorder may take to begin; with a powerd of its own, which a full machine starts slowly."""
+_SLOW_S = 15.0
+"""After so long at the beginning the user is told what is waited for."""
 _END_S = 3.0
 """So long a recorder that is abandoned may take to end by itself, and then by SIGTERM."""
 _WAITS_S = 10.0
@@ -319,10 +322,14 @@ class Recording:
         return messages
 
     def _await_ready(self) -> None:
-        deadline = time.monotonic() + _START_TIMEOUT_S
-        log = self.journal / "recorder.log"
-        while (left_s := deadline - time.monotonic()) > 0:
-            messages = self.listen(left_s)
+        begun_s, log = time.monotonic(), self.journal / "recorder.log"
+        most_s = _START_TIMEOUT_S if self._job["urls"] else _LOCAL_TIMEOUT_S
+        is_told = False
+        while (waited_s := time.monotonic() - begun_s) < most_s:
+            if waited_s >= _SLOW_S and not is_told:
+                is_told = True
+                tell(f"waiting for the recorder (process {self.guardian_pid}) to begin: this machine is slow")
+            messages = self.listen((most_s if is_told else _SLOW_S) - waited_s)
             if messages is None:
                 raise PeerError(f"the recorder ended before it began: {last_line(log)}")
             for message in messages:
@@ -330,7 +337,7 @@ class Recording:
                     raise PeerError(message["error"])
                 if "ready" in message:
                     return
-        raise PeerTimeout(f"the recorder was not ready within {_START_TIMEOUT_S:g} s: {last_line(log)}")
+        raise PeerTimeout(f"the recorder was not ready within {most_s:g} s: {last_line(log)}")
 
     def abandon(self) -> None:
         """Stop the recorder at once and remove the journal: a recording that never began."""

@@ -25,6 +25,9 @@ from powerd_core.model import Block, Gap
 from powerd_core.protocol import StreamReceiver
 from powerd_core.wire import Message
 
+_NAMED_S, _LOCAL_S = 3.0, 300.0
+"""So long the start waits for a powerd that somebody named, and for the run's own, which lives: this machine is slow.
+A local one that dies ends the start at once (`powerd_client.recorder`)."""
 _ALIVE_S = 1.0
 """The parent hears so often that a run is being ended or written."""
 _BEGIN_NS = 2_000_000_000
@@ -248,8 +251,10 @@ class Worker:
         for url in [daemon.url] if daemon else job.urls:
             self._boards.add(url, self._past.memory(url))
         try:
-            self._boards.describe(15.0 if daemon else 3.0, self._look)
-        except PeerTimeout:
+            self._boards.describe(_LOCAL_S if daemon else _NAMED_S, self._look)
+        except PeerTimeout as error:
+            if not self.orders.is_ending and daemon:
+                raise PeerTimeout(f"the local powerd of this run did not answer within {_LOCAL_S:g} s") from error
             if not self.orders.is_ending:
                 raise
         else:

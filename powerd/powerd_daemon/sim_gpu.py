@@ -92,7 +92,7 @@ def _serve(server: Server, environment: dict[str, str], folder: Path, arguments:
         sys.stdout.flush()
         signal.signal(signal.SIGTERM, stop)
         try:
-            while not server.is_stopping and (helper is None or helper.poll() is None):
+            while thread.is_alive() and (helper is None or helper.poll() is None):
                 thread.join(0.2)
         except KeyboardInterrupt:
             print()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -327,6 +328,20 @@ def test_an_index_is_only_asked(runs, tmp_path, sql):
     assert str(refused.value).startswith(str(runs / "index.parquet"))
     assert [p.name for p in tmp_path.iterdir()] == ["secret.csv"]
     assert (runs / "index.parquet").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("sql", "why"),
+    [
+        ("select count(*) from range(10000000000000)", r"no answer within 0\.05 s"),
+        ("select length(repeat('x', 3500000000))", "Out of Memory"),
+    ],
+)
+def test_a_query_is_bounded_in_time_and_memory(runs, sql, why):
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    with pytest.raises(AnalysisError, match=why):
+        query(runs, sql, most_s=0.05 if "range" in sql else 60.0)
+    assert resource.getrlimit(resource.RLIMIT_AS) == before
 
 
 def test_a_query_may_pivot(runs):

@@ -20,11 +20,12 @@ import pytest
 import zmq
 
 from powerd_client import Meter, journal, open_run
+from powerd_client import meter as meters
 from powerd_client.journal import journal_path
 from powerd_client.recording import record_command
 from powerd_client.recover import rebuild, recover
 from powerd_client.runfile import read_objects
-from powerd_core.errors import ConfigError, RunFileError
+from powerd_core.errors import ConfigError, PeerError, PeerTimeout, RunFileError
 from support import small_run
 from support.steady import steady_daemon
 
@@ -97,6 +98,24 @@ def test_what_is_in_the_way_is_not_touched(daemon, tmp_path):
     meter.close()
     with open_run(out):
         pass
+
+
+@pytest.mark.parametrize("error", [PeerTimeout("the local powerd did not answer"), PeerError("it died")])
+def test_a_training_never_dies_of_its_own_powerd(tmp_path, monkeypatch, error):
+    def fails(*args, **more):
+        raise error
+
+    told = []
+    monkeypatch.setattr(meters, "take_part", fails)
+    monkeypatch.setattr(meters, "tell", told.append)
+    meter = Meter(out=tmp_path / "run.h5")
+    with meter.phase("forward", batch_size=4):
+        pass
+    meter.result(loss=0.5)
+    meter.close()
+    assert told == [f"this training is not recorded: {error}"]
+    with pytest.raises(type(error)):
+        Meter("tcp://board:7360", tmp_path / "run.h5")  # that one somebody named
 
 
 def test_nobody_at_the_address(tmp_path):

@@ -1,6 +1,9 @@
 """The simulated GPU: its time and joules are the physics', its driver's face is NVML's, and its faults are evident."""
 
+import contextlib
 import os
+import resource
+import socket
 import statistics
 import subprocess
 import sys
@@ -15,7 +18,7 @@ from conformance import Opened, SourceConformance
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from powerd_core.errors import ConfigError
+from powerd_core.errors import ConfigError, PeerError
 from powerd_core.gpu_physics import (
     CARDS,
     EIGHT_CARDS,
@@ -30,6 +33,7 @@ from powerd_core.model import Provenance
 from powerd_daemon.sim_gpu import SHIM
 from powerd_daemon.sources.base import Start
 from powerd_daemon.sources.nvml.source import NvmlOptions, NvmlSource
+from powerd_daemon.sources.sim import gpu_socket
 from powerd_daemon.sources.sim.bus import VirtualClock
 from powerd_daemon.sources.sim.gpu import FAULTS, Refusal, SimulatedGpu, SimulatedNode, check_faults, work_of
 from powerd_daemon.sources.sim.gpu_socket import Server, SimGpu
@@ -453,6 +457,53 @@ input()
             with pytest.raises(OSError, match="the simulated GPU says"):
                 gpu._ask(request)
         assert gpu.call("nvmlDeviceGetCount", []) == 2
+
+    def test_no_number_ends_it_or_keeps_others_waiting(self, socket_of):
+        gpu, _ = socket_of
+        forms = (
+            '{"truth": true, "gpu": %s}',
+            '{"work": {"wait_s": %s, "core_s": 0, "memory_s": 0, "busy_w": 1, "exchange_s": 0}}',
+            '{"call": "nvmlDeviceSetPowerManagementLimit", "arguments": [0, %s]}',
+        )
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(gpu._path))
+            for number in ("1e999", "-1e999", "NaN", "1e-400", "9" * 400):
+                for form in forms:
+                    client.sendall(f"{form % number}\n".encode())
+                    assert client.recv(1 << 16)  # an answer, whatever it is
+        assert gpu.run(0.0, 0.001, 0.0, 100.0) > 0
+        assert gpu.call("nvmlDeviceGetCount", []) == 2
+
+    def test_without_a_descriptor_a_client_is_turned_away_and_others_are_served(self, socket_of):
+        gpu, _ = socket_of
+        assert gpu.call("nvmlDeviceGetCount", []) == 2
+        before = resource.getrlimit(resource.RLIMIT_NOFILE)
+        held = []
+        with socket.socket(socket.AF_UNIX) as client:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (min(512, before[0]), before[1]))
+            try:
+                with contextlib.suppress(OSError):
+                    while True:
+                        held.append(os.open(os.devnull, os.O_RDONLY))
+                with pytest.raises(OSError, match="Too many open files"):
+                    os.open(os.devnull, os.O_RDONLY)
+                client.connect(str(gpu._path))
+                assert client.recv(1) == b""  # it hears of it
+                assert gpu.call("nvmlDeviceGetCount", []) == 2
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, before)
+                for descriptor in held:
+                    os.close(descriptor)
+        assert SimGpu(gpu._path).call("nvmlDeviceGetCount", []) == 2
+
+    def test_clients_hear_of_its_end_whatever_it_ends_by(self, socket_of, monkeypatch):
+        gpu, _ = socket_of
+        assert gpu.call("nvmlDeviceGetCount", []) == 2
+        with monkeypatch.context() as patched:
+            patched.setattr(threading, "excepthook", lambda args: None)
+            patched.setattr(gpu_socket, "now_s", lambda: 1 / 0)
+            with pytest.raises(PeerError):
+                gpu.truth()
 
     def test_a_command_sees_it_as_pynvml_and_ends_with_it(self, tmp_path):
         command = [sys.executable, "-m", "powerd_daemon", "sim-gpu", "--cards", "3", "--card", "v100", "--"]

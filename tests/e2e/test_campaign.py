@@ -8,6 +8,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from analytics.support.command import joules
 
 ROOT = Path(__file__).parents[2]
@@ -124,3 +126,67 @@ min = 1
     assert capped["energy_j"] < 0.85 * default["energy_j"]
     assert capped["time_s"] > 1.1 * default["time_s"]
     assert capped["verdict"] == default["verdict"] is None or capped["verdict"] == "honoured, binding"
+
+
+SWEPT = """
+import pathlib, sys, time
+from powerd_client import Meter
+kind, wanted = sys.argv[1], int(sys.argv[2])
+done = pathlib.Path(f"checkpoint-{wanted}")
+with Meter() as meter:
+    if kind == "halves":  # until it fits
+        wanted = min(wanted, 16)
+    for _ in range(0 if done.exists() else 8):
+        with meter.phase("iteration", batch_size=wanted):
+            time.sleep(0.03)
+    if kind == "resumes":
+        done.touch()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "runs", "told"),
+    [("halves", [2, 0], "contradicted: batch_size 64 was asked, and 16 trained"),
+     ("resumes", [1, 1], "no-work: it had no iteration, and others had")],
+)  # fmt: skip
+def test_a_cell_is_what_ran(tmp_path, monkeypatch, capsys, kind, runs, told):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(SWEPT)
+    (tmp_path / "swept.toml").write_text(f"""
+[campaign]
+name = "swept"
+command = ["{sys.executable}", "train.py", "{kind}", "{{batch_size}}"]
+[factors]
+batch_size = [8, 64]
+[repeats]
+min = 2
+[guard]
+retries = 0
+""")
+    code, _, errors = joules(capsys, "campaign", "run", "swept.toml")
+    assert code == 1
+    assert "--retry" in errors
+    assert told in errors
+    rows = {row["batch_size"]: row["runs"] for row in printed(capsys, "campaign", "table", "swept.toml")}
+    assert [rows.get(batch, 0) for batch in (8, 64)] == runs
+    _, text, _ = joules(capsys, "campaign", "table", "swept.toml")
+    assert told in " ".join(text.split())
+
+
+@pytest.mark.slow
+def test_a_training_waits_for_its_own_powerd_and_goes_on_without(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text("""
+import os, sys, time
+if "powerd_daemon" in sys.orig_argv:
+    time.sleep(float(os.environ["LATE_S"])) if os.environ["LATE_S"] else os._exit(3)
+""")
+    program = "from powerd_client import Meter\nwith Meter() as m, m.phase('iteration'): pass\nprint('trained')"
+    for late_s, told in (("16", "waiting for the recorder"), ("", "this training is not recorded")):
+        environment = {**os.environ, "PYTHONPATH": str(tmp_path), "LATE_S": late_s}
+        done = subprocess.run(
+            [sys.executable, "-c", program], env=environment, cwd=tmp_path, capture_output=True, text=True,
+            timeout=DEADLINE_S, check=True,
+        )  # fmt: skip
+        assert (done.stdout, told in done.stderr) == ("trained\n", True), done.stderr
+    assert [path.name for path in tmp_path.glob("*.h5")] == ["run.h5"]

@@ -14,7 +14,7 @@ HERE = Path(__file__).parent
 CORPUS = HERE.parent / "fuzz_corpus"
 TARGETS = sorted(p.stem.removeprefix("target_") for p in HERE.glob("target_*.py"))
 KEPT = sorted(p for p in CORPUS.glob("*/*") if p.is_file())
-SLOW = {"journal": 10, "powerd": 40, "replay": 40}
+SLOW = {"campaign_journal": 15, "journal": 10, "optimiser_state": 15, "powerd": 40, "replay": 40}
 
 
 def target(name: str) -> Callable[[bytes], None]:

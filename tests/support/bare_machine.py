@@ -1,7 +1,7 @@
 """Every test sees a machine without GPUs and without counters of its processors, whatever it runs on.
 
-Tests of what a machine without them does would fail on a machine that has them. A test that needs a real GPU carries the
-mark `real_gpu`; where there is none it is skipped. A library that is not installed skips what needs it.
+Tests of what a machine without them does would fail on a machine that has them. A test that needs a real GPU carries
+the mark `real_gpu`; where there is none it is skipped. A library that is not installed skips what needs it.
 """
 
 import os

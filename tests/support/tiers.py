@@ -1,14 +1,14 @@
 """The two tiers of the suite: which tests are slow, and what keeps the quick ones quick.
 
-`make test` runs the quick tier, `make test-all` everything. A test is slow when it takes more than `LIMIT_S` of CPU time
-(its processes' too), or starts a process. ``tests/slow.txt`` lists the slow ones as they were measured; a test may also
-carry the mark `slow` itself. The mark ``quick("why")`` keeps a test in the quick tier that breaks the rule: the few that
-show that recording, serving, leases and campaigns work at all.
+`make test` runs the quick tier, `make test-all` everything. A test is slow when it takes more than `LIMIT_S` of CPU
+time (its processes' too), or starts a process. ``tests/slow.txt`` lists the slow ones as they were measured; a test
+may also carry the mark `slow` itself. The mark ``quick("why")`` keeps a test in the quick tier that breaks the rule:
+the few that show that recording, serving, leases and campaigns work at all.
 
 Torch is imported once by each worker, as its tests are collected: 357 of them take 13 s together.
 
-Any other test of the quick tier that breaks the rule fails, so that the tier stays quick by itself. The failure says what
-to do: make the test quicker, or list it (`--list-slow FILE` appends what breaks the rule to a file).
+In a run of the whole quick tier any other test that breaks the rule fails, so that the tier stays quick by itself. The
+failure says what to do: make the test quicker, or list it (`--list-slow FILE` appends what breaks the rule to a file).
 """
 
 import resource
@@ -119,7 +119,7 @@ _BEFORE = pytest.StashKey[tuple[float, int]]()
 @pytest.hookimpl(wrapper=True, trylast=True)
 def pytest_runtest_teardown(item):
     yield
-    if item.get_closest_marker("slow") or item.get_closest_marker("quick"):
+    if item.config.option.markexpr != QUICK or item.get_closest_marker("quick"):
         return
     began_s, processes = item.stash[_BEFORE]
     took_s = cpu_s() - began_s

@@ -12,7 +12,16 @@ from typing import Any
 from powerd_analytics.campaigns.design import MODEL, Cell, Design, level_text
 from powerd_analytics.campaigns.groups import CAP
 from powerd_analytics.campaigns.journal import History, Result
-from powerd_analytics.campaigns.results import EPOCH, TESTBED, CellFigures, mean_of, mean_ratio, measured, same_losses
+from powerd_analytics.campaigns.results import (
+    EPOCH,
+    TESTBED,
+    CellFigures,
+    mean_of,
+    mean_ratio,
+    measured,
+    run_notes,
+    same_losses,
+)
 from powerd_analytics.export import Cell as TableCell
 from powerd_analytics.export import Column, Table, make_table
 from powerd_analytics.figures import column
@@ -67,12 +76,13 @@ def cells_table(design: Design, history: History, figures: Sequence[CellFigures]
         if f is not None:
             rows.append({**cell.levels, **_row_of(f)})
         elif why is not None:
-            rows.append({**cell.levels, "runs": 0, "note": f"no result: {why.reason}"})
+            text = f"no result: {why.reason}{f' ({shortened(why.text, 60)})' if why.text else ''}"
+            rows.append({**cell.levels, "runs": 0, "note": text})
     kinds = sorted({f.provenance for f in figures} - {"measured"})
     notes = [f"joules are {' and '.join(kinds)}" for _ in kinds[:1]]
     if design.reference:
         notes.append(f"E and EDP: of those at {reference_text(design)}, in the same block")
-    notes += _quiet_verdicts(rows)
+    notes += _quiet_verdicts(rows) + run_notes(design, history)
     return make_table("cells", f"Cells of {design.name}", columns, rows, notes)
 
 
@@ -167,7 +177,9 @@ def phases_table(design: Design, history: History, figures: Sequence[CellFigures
 
 def _off(own: Mapping[int, Result], beside: Mapping[int, Result], phase: str) -> dict[str, TableCell]:
     """Per cent that a phase takes more than the reference's, block by block."""
-    blocks = [b for b in own if b in beside and phase in own[b].phases and phase in beside[b].phases]
+    blocks = [
+        b for b in own if b in beside and min(*own[b].phases.get(phase, (0,)), *beside[b].phases.get(phase, (0,))) > 0
+    ]  # fmt: skip
     if not blocks:
         return {}
     energy, time = (
@@ -228,7 +240,8 @@ def trainings_table(design: Design, history: History, figures: Sequence[CellFigu
         }))  # fmt: skip
     # The first row of a job has its default batch size.
     rows = [row for _, row in sorted(every, key=lambda pair: pair[0])]
-    return make_table("trainings", f"Trainings of {design.name} to their targets", columns, rows)
+    notes = [] if rows else ["no run says the epoch at its target: the training calls meter.result(epoch=..., ...)"]
+    return make_table("trainings", f"Trainings of {design.name} to their targets", columns, rows, notes)
 
 
 # -- operations and kernels --------------------------------------------------------------------------------------------

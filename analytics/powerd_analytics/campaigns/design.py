@@ -226,6 +226,10 @@ class Design:
         return self._cells
 
     @cached_property
+    def cells_by_id(self) -> Mapping[str, Cell]:
+        return {cell.id: cell for cell in self._cells}
+
+    @cached_property
     def _cells(self) -> tuple[Cell, ...]:
         every = [dict(zip(self.factors, levels, strict=True)) for levels in product(*self.factors.values())]
         every = [levels for levels in every if not any(agrees(levels, row) for row in self.exclude)]
@@ -343,7 +347,9 @@ class Design:
         }
 
     def with_levels(self, levels: Mapping[str, Any]) -> Design:
-        """The same as it was resolved before, by its `levels`."""
+        """As it was resolved before, by its `levels`. Raises `ConfigError` where these are of other factors."""
+        if set(levels.get("factors", ())) != set(self.factors):
+            raise ConfigError("the campaign was begun with other factors: give --into another folder")
         return replace(
             self,
             factors={name: tuple(own) for name, own in levels["factors"].items()},
@@ -424,18 +430,20 @@ def design_of(document: Mapping[str, Any]) -> Design:
         name=campaign["name"],
         command=tuple(command),
         factors=factors,
-        exclude=tuple(document.get("exclude", ())),
-        more_cells=tuple(document.get("cell", ())),
+        exclude=_rows("exclude", document.get("exclude", [])),
+        more_cells=_rows("cell", document.get("cell", [])),
         seed=_typed("campaign.seed", campaign.get("seed", 1), int),
         seed_of=campaign.get("seed_of", "block"),
         order=kind,
         reference=_table(order, "reference"),
-        environment={name: str(text) for name, text in _table(document, "environment").items()},
+        environment={name: _word(f"environment.{name}", n) for name, n in _table(document, "environment").items()},
         work={name: _typed(f"work.{name}", n, float) for name, n in _table(document, "work").items()},
         weights={name: _typed(f"weights.{name}", w, float) for name, w in _table(document, "weights").items()},
-        device=str(campaign.get("device", "")),
-        price_per_kwh=campaign.get("price_per_kwh"),
-        currency=str(campaign.get("currency", "EUR")),
+        device=_text("campaign.device", campaign.get("device", "")),
+        price_per_kwh=(
+            _typed("campaign.price_per_kwh", campaign["price_per_kwh"], float) if "price_per_kwh" in campaign else None
+        ),
+        currency=_text("campaign.currency", campaign.get("currency", "EUR")),
         idle_w=_typed("campaign.idle_w", campaign["idle_w"], float) if "idle_w" in campaign else None,
         pilot=_section("pilot", Pilot, _table(document, "pilot")) if "pilot" in document else None,
         **{name: _section(name, kind, _table(document, name)) for name, kind in _TABLES.items()},
@@ -462,11 +470,33 @@ def _check(design: Design) -> None:
 
 
 def _check_levels(design: Design) -> None:
-    """Names of factors in the tables that have levels."""
+    """Names of factors in the tables that have levels, and the levels of those that are ours."""
+    for name in (GPUS, *KNOBS):
+        for level in design.factors.get(name, ()):
+            is_count = isinstance(level, int) and not isinstance(level, bool) and level > 0
+            if name == GPUS and not is_count:
+                raise ConfigError(f"factors.gpus: {level!r} is no number of GPUs")
+            if isinstance(level, bool) or (isinstance(level, int | float) and not level > 0):
+                raise ConfigError(f"factors.{name}: {level!r} cannot be set")
+    for row in design.exclude:
+        if not all(map(_is_level, row.values())):
+            raise ConfigError("exclude: a level, or a list of levels, of each factor that it names")
+    for name, given in design.reference.items():
+        if not all(isinstance(one, Level) for one in (given.values() if isinstance(given, Mapping) else [given])):
+            raise ConfigError(f"order.reference.{name}: a level, or one for each model")
     for levels in (design.reference, *design.exclude):
         _check_names("order.reference or exclude: ", levels, tuple(design.factors))
     for row in design.simulation.rows:
         _check_names("simulation.rows: ", row, (*design.factors, *SIMULATED))
+        _check_simulated(row)
+    how = design.simulation
+    times = how.iteration_s.values() if isinstance(how.iteration_s, Mapping) else [how.iteration_s]
+    if not all(0 < n < _MOST for n in (*times, how.batch_size or 1.0, how.iterations or 1.0)):
+        raise ConfigError("simulation: iteration_s, batch_size and iterations must be above 0")
+    if not (0 <= how.noise < 1 and 0 <= how.throttled <= 1 and abs(how.drift) < 1):
+        raise ConfigError("simulation: noise, drift and throttled are shares of 1")
+    if not all(0 < n < _MOST for n in design.work.values()):
+        raise ConfigError("work: numbers above 0")
     if design.instrument.moved_over and design.instrument.moved_over not in design.factors:
         raise ConfigError(f"instrument.moved_over: there is no factor {design.instrument.moved_over!r}")
     if any(weight <= 0 for weight in design.weights.values()):
@@ -474,6 +504,8 @@ def _check_levels(design: Design) -> None:
     if design.pilot is not None and not design.pilot.command:
         raise ConfigError("pilot.command: a list of texts, as campaign.command")
     for levels in design.more_cells:
+        if any(not isinstance(level, Level) for level in levels.values()):
+            raise ConfigError("cell: a text or a number for each factor")
         if set(levels) != set(design.factors):
             raise ConfigError(f"cell: say a level of each factor: {', '.join(design.factors)}")
     if prod(map(len, design.factors.values())) > _MOST_CELLS:
@@ -494,6 +526,38 @@ def _check_placeholders(design: Design) -> None:
     for name in design.factors:
         if name not in used and name not in (*KNOBS, GPUS):
             raise ConfigError(f"factor {name!r} changes nothing: put {{{name}}} into the command or the environment")
+
+
+_MOST = 1e12
+"""No number of a campaign's file is larger."""
+
+
+def _check_simulated(row: Mapping[str, Any]) -> None:
+    """The types of what a row of the simulation says beside its levels."""
+    for name in SIMULATED[: SIMULATED.index("is_out_of_memory")]:
+        value = row.get(name)
+        if value is None:
+            continue
+        if name == "kernels":
+            _texts(f"simulation.rows: {name}", value)
+        elif name in ("phases", "results"):
+            if not isinstance(value, Mapping):
+                raise ConfigError(f"simulation.rows: {name}: must be a table")
+            pairs = [pair if isinstance(pair, list) else [pair] for pair in value.values()]
+            if any(len(pair) != (2 if name == "phases" else 1) for pair in pairs):
+                raise ConfigError("simulation.rows: phases: joules and seconds of each")
+            numbers = [_typed(f"simulation.rows: {name}", n, float) for pair in pairs for n in pair]
+            if not all(-_MOST < n < _MOST and (n > 0 or name == "results") for n in numbers):
+                raise ConfigError(f"simulation.rows: {name}: a number cannot be")
+        elif not 0 <= _typed(f"simulation.rows: {name}", value, float) < _MOST or (not value and name in _ABOVE_0):
+            raise ConfigError(f"simulation.rows: {name}: {value!r} cannot be")
+
+
+_ABOVE_0 = ("iteration_s", "power_w", "epochs", "samples")
+
+
+def _is_level(value: object) -> bool:
+    return isinstance(value, Level) or (isinstance(value, list) and all(isinstance(one, Level) for one in value))
 
 
 def _placeholders(text: str) -> set[str]:
@@ -531,14 +595,10 @@ def _section(name: str, kind: type[T], given: Mapping[str, Any]) -> T:
     _check_names(f"{name}.", given, tuple(types))
     values: dict[str, Any] = {}
     for key, value in given.items():
-        values[key] = _READ.get(types[key], _as_it_is)(f"{name}.{key}", value)
+        values[key] = _READ[types[key]](f"{name}.{key}", value)
     if name == "repeats" and "max" not in given:
         values["max"] = max(values.get("min", 5), 20 if "until" in given else values.get("min", 5))
     return kind(**values)
-
-
-def _as_it_is(name: str, value: Any) -> Any:
-    return value
 
 
 def _typed(name: str, value: Any, kind: type[T]) -> T:
@@ -568,7 +628,19 @@ def _until(name: str, value: Any) -> Until:
 def _texts(name: str, value: Any) -> tuple[str, ...]:
     if not isinstance(value, list):
         raise ConfigError(f"{name}: a list of texts")
-    return tuple(map(str, value))
+    return tuple(_text(name, text) for text in value)
+
+
+def _word(name: str, value: Any) -> str:
+    if not isinstance(value, Level):
+        raise ConfigError(f"{name}: a text or a number")
+    return str(value)
+
+
+def _text(name: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise ConfigError(f"{name}: {value!r} is no text")
+    return value
 
 
 def _flag(name: str, value: Any) -> bool:
@@ -592,7 +664,14 @@ def _counts(name: str, value: Any) -> dict[str, int]:
 def _names_of(name: str, value: Any) -> dict[str, str]:
     if not isinstance(value, Mapping):
         raise ConfigError(f'{name}: as in {{vgg16 = "vgg19"}}')
-    return {own: str(text) for own, text in value.items()}
+    return {own: _text(f"{name}.{own}", text) for own, text in value.items()}
+
+
+def _kind_of_executor(name: str, value: Any) -> str:
+    known = ("local", "submitit")
+    if value not in known:
+        raise ConfigError(f"{name}: {value!r}{did_you_mean(str(value), known)}")
+    return str(value)
 
 
 def _seconds(name: str, value: Any) -> float | dict[str, float]:
@@ -602,6 +681,8 @@ def _seconds(name: str, value: Any) -> float | dict[str, float]:
 
 
 _READ: dict[str, Any] = {
+    "str": _text,
+    "Literal['local', 'submitit']": _kind_of_executor,
     "bool": _flag,
     "Mapping[str, str]": _names_of,
     "Mapping[str, int]": _counts,

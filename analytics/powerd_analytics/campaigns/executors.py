@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,13 +22,34 @@ from powerd_analytics.runs.phases import is_number_cell
 from powerd_client.log import install_hint
 from powerd_client.ownership import make_folder, open_own
 from powerd_client.recording import CAMPAIGN_ENVIRONMENT
-from powerd_core.errors import ConfigError, ControlError, PowerdError, RunFileError
+from powerd_core.errors import ConfigError, ControlError, PeerError, PowerdError, RunFileError
 from powerd_core.lease import KNOB_OF_OPTION, Range, Request
+from powerd_core.text import printable
 
-FAILED, OUT_OF_MEMORY, UNMEASURED = "failed", "out-of-memory", "unmeasured"
-"""Why a run has no result: its command failed; it needs more memory than there is; nothing could be recorded."""
-_OUT_OF_MEMORY = ("out of memory", "outofmemory", "cannot allocate memory", "std::bad_alloc")
-_KILLED = 137
+FAILED, OUT_OF_MEMORY, UNMEASURED, NO_WORK = "failed", "out-of-memory", "unmeasured", "no-work"
+"""Why a run has no result: its command failed; it needs more memory than there is; there are no joules of it; it had
+no iteration, beside runs that had some."""
+_OUT_OF_MEMORY = re.compile(
+    r"out of (shared )?memory|outofmemory|(can't|cannot|unable to|failed to|could not) allocate|not enough memory"
+    r"|bad_alloc|alloc_failed|memoryerror|memoryallocation|resource_?exhausted|oom[ _-]?kill|\boom when\b"
+    r"|dataloader worker .* killed by signal: (killed|bus error)|unable to write to file </torch_",
+    re.IGNORECASE,
+)
+"""How CUDA, cuBLAS, cuDNN, HIP, torch (also of the shared memory of its data loaders), XLA, TensorFlow, numpy, Python,
+C++ and Slurm say it."""
+_AN_ERROR = re.compile(r"(Error|Exception|Interrupt)\b|\b(error|ERROR|fatal|FATAL|Fatal|Killed|Aborted)\b")
+_REPEATS_ANOTHER = re.compile(
+    r"DataLoader worker .* exited unexpectedly|ChildFailedError|CalledProcessError|srun: error: .*[Ee]xited with"
+)
+"""An error that tells of another one, which stands before it."""
+_FULL = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
+_LEAST_FREE = 8 << 20
+"""With fewer bytes left no run can be recorded."""
+_OURS = re.compile(
+    r"(joules|powerd)\b[^:]{0,30}: |  next: joules |  no phases are marked in it|  of \S+ J in "
+    r"|\S+\.h5: .*( W over .* s\b|no device was recorded|: no joules)|\S+ is recorded; its joules: "
+)
+"""Lines of `joules record` and of the recorder."""
 _OPTIONS = {"power_cap_w": "--power-cap", "sm_clock_mhz": "--sm-clock", "mem_clock_mhz": "--mem-clock"}
 _TAIL = 8192
 
@@ -60,18 +84,32 @@ class Local:
 
     def run(self, item: Item, attempt: int, file: Path) -> Result | Discard:
         log = file.with_suffix(".log")
-        status = _wait(self._start(item, file, log))
+        try:
+            process = self._start(item, file, log)
+        except OSError as error:
+            raise RunFileError(f"{log} cannot be written: {error.strerror}; {_GO_ON}") from error
+        return self.outcome(item, _wait(process), file, log)
+
+    def outcome(self, item: Item, status: int, file: Path, log: Path) -> Result | Discard:
+        """What a command that has ended is worth. Raises `RunFileError` where the disk was full, and `PeerError` where
+        nothing could be recorded: these are no failures of the command."""
         if status < 0:
             status = 128 - status
-        text = last_words(log)
+        if status or not file.is_file():
+            _check_disk(file, log)
         if not file.is_file():
-            return Discard(UNMEASURED, text)
+            if (said := last_words(log)).startswith(("joules: ", "joules record: ")):
+                cause = printable(said.partition(": ")[2])
+                raise PeerError(f"the run could not be recorded: {cause}; {_GO_ON}")
+            return Discard(UNMEASURED, said)
         if status:
             return failure(status, log)
         try:
-            result = result_of(file, self.design)
+            result = result_of(file, self.design, item.cell.levels)
         except PowerdError as error:
             return Discard(UNMEASURED, " ".join(str(error).split()))
+        if not (result.energy_j > 0 and result.time_s > 0):
+            return Discard(UNMEASURED, f"{result.energy_j:g} J in {result.time_s:g} s")
         return spoiled(result, file, self.design.guard.discard) or result
 
     def pilot(self, number: int, file: Path) -> float:
@@ -115,7 +153,7 @@ class Local:
     def _started(
         self, command: Sequence[str], environment: Mapping[str, str], options: Sequence[str], log: Path
     ) -> subprocess.Popen[bytes]:
-        record = [sys.executable, "-P", "-m", "powerd_analytics", "record", *options]
+        record = [sys.executable, "-P", "-m", "powerd_analytics", "record", "--quiet", *options]
         for address in self.url:
             record += ["--url", address]
         record += ["--keys", str(self.keys)] if self.keys else []
@@ -149,10 +187,33 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
+_GO_ON = "`joules campaign resume` goes on from here"
+
+
+def _check_disk(file: Path, log: Path) -> None:
+    """Raises `RunFileError` where a run came to nothing because there was no space: by the words of whoever met it, or
+    by the space that is left, as a log on a full disk has no words."""
+    ours = (line for line in tail(log).splitlines() if _OURS.match(line))
+    words = [*ours, error] if not _OUT_OF_MEMORY.search(error := last_error(log)) else [*ours]
+    said = next((line.strip() for line in words if any(text in line for text in _FULL)), "")
+    if said or shutil.disk_usage(file.parent).free < _LEAST_FREE:
+        raise RunFileError(f"no space is left for the runs: {printable(said, limit=300) or file.parent}; {_GO_ON}")
+
+
 def last_words(log: Path) -> str:
-    """The last line of a log that says something."""
-    lines = [line.strip() for line in tail(log).splitlines() if line.strip()]
-    return lines[-1][:300] if lines else ""
+    """The last line of a log that says something: of the command, where it said anything."""
+    lines = [line for line in tail(log).splitlines() if line.strip()]
+    own = [line for line in lines if not _OURS.match(line)]
+    return (own or lines)[-1].strip()[:300] if lines else ""
+
+
+def last_error(log: Path) -> str:
+    """The last line of the command that tells of an error, or its last one."""
+    for line in reversed(tail(log).splitlines()):
+        told = _AN_ERROR.search(line) or _OUT_OF_MEMORY.search(line)
+        if told and not _OURS.match(line) and not _REPEATS_ANOTHER.search(line):
+            return line.strip()[:300]
+    return last_words(log)
 
 
 def tail(log: Path) -> str:
@@ -166,11 +227,15 @@ def tail(log: Path) -> str:
 
 
 def failure(status: int, log: Path) -> Discard:
-    """Why a command ended with a status that is not 0."""
-    text = tail(log).lower()
-    if status == _KILLED or any(words in text for words in _OUT_OF_MEMORY):
-        return Discard(OUT_OF_MEMORY, last_words(log))
-    return Discard(FAILED, f"status {status}: {last_words(log)}")
+    """Why a command ended with a status that is not 0. One that was killed said nothing of that itself: what it said
+    before may be of an error that it recovered from."""
+    number = status - 128
+    error = last_words(log) if number == signal.SIGKILL else last_error(log)
+    if _OUT_OF_MEMORY.search(error):
+        return Discard(OUT_OF_MEMORY, error)
+    how = f"killed (signal {number})" if number in set(signal.Signals) else f"status {status}"
+    words = last_words(log)
+    return Discard(FAILED, f"{how}: {words}" if words else how)
 
 
 def knob_ranges(devices: str = "") -> dict[str, Range]:

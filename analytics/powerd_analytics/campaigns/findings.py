@@ -28,7 +28,15 @@ from powerd_analytics.campaigns.groups import (
     spans,
 )
 from powerd_analytics.campaigns.journal import History
-from powerd_analytics.campaigns.results import CellFigures, Mean, cell_figures, mean_ratio, same_losses
+from powerd_analytics.campaigns.results import (
+    SINGLE,
+    CellFigures,
+    Mean,
+    cell_figures,
+    is_single,
+    mean_ratio,
+    same_losses,
+)
 from powerd_analytics.export import Cell as TableCell
 from powerd_analytics.runs.accuracy import is_lower_better
 from powerd_core.text import with_u95
@@ -52,6 +60,8 @@ _SHORT = {
 
 def findings(design: Design, history: History) -> list[str]:
     """The sentences, in the order of the page."""
+    if is_single(history):
+        return [f"{SINGLE[:1].upper()}{SINGLE[1:]}."]
     figures, groups = cell_figures(design, history), groups_of(design, history)
     knobs = [name for name in design.factors if name in KNOBS]
     compared = [g for g in groups if g.reference is not None and len(g.cells) > 1] if knobs else []

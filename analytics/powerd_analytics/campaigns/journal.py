@@ -10,14 +10,18 @@ import fcntl
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
+from math import isfinite
 from pathlib import Path
 from typing import Any, Self
 
 from powerd_analytics.campaigns.design import Item
 from powerd_client.ownership import check_own, led_to, make_folder, open_own
 from powerd_core.errors import RunFileError
+from powerd_core.text import printable
+from powerd_core.verdict import Verdict
 
 NAME = "campaign.jsonl"
 RUN_FILE = re.compile(r"runs/[0-9a-f]{10}-[0-9]{1,9}-[0-9]{1,9}\.h5", re.ASCII)
@@ -57,6 +61,10 @@ class Result:
     file: str = ""
     """The run file, below the campaign's folder."""
     file_bytes: int = 0
+    iterations: float | None = None
+    """That its marks say; 0 of a run without any, None where nothing was recorded."""
+    contradiction: str = ""
+    """What its phases say against its cell, as that they had another batch size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +83,17 @@ class Record:
     result: Result | None = None
     discards: list[Discard] = field(default_factory=list)
     is_given_up: bool = False
+    forgiven: int = 0
+    """Of the discards, those before somebody asked for the run once more."""
 
     @property
     def is_done(self) -> bool:
         return self.result is not None or self.is_given_up
+
+    @property
+    def failures(self) -> int:
+        """Attempts in vain that count against it."""
+        return len(self.discards) - self.forgiven
 
 
 @dataclass(slots=True)
@@ -94,9 +109,13 @@ class History:
     """Temperature of the GPU at the first run."""
     pilot: float | None = None
     """What the pilot has found."""
+    files: dict[str, str] | None = None
+    """Digests of the files that the command names, as of the last run; None where the journal does not say them."""
+    changes: list[str] = field(default_factory=list)
+    """What changed of these while the campaign went on, one sentence each."""
     records: dict[str, Record] = field(default_factory=dict)
     left: dict[str, Discard] = field(default_factory=dict)
-    """Cells that can have no result (out of memory), with why."""
+    """Cells that are not tried any more, with why: out of memory, or none of their first runs went well."""
     unfinished: list[str] = field(default_factory=list)
     """Files of runs that began, and of whose end nothing was heard."""
     verified: int = 0
@@ -108,38 +127,157 @@ class History:
     def record(self, item: Item) -> Record:
         return self.records.setdefault(item.key, Record())
 
+    def of_cell(self, cell: str) -> list[Record]:
+        """The records of a cell, in the order in which its runs began."""
+        return [record for key, record in self.records.items() if cell_of(key) == cell]
+
+    def results(self) -> dict[str, Result]:
+        """The results that count, by the item's key: where runs have iterations, one without did no work."""
+        every = {key: record.result for key, record in self.records.items() if record.result is not None}
+        has_iterations = any(result.iterations for result in every.values())
+        return {key: r for key, r in every.items() if not (has_iterations and r.iterations == 0)}
+
+    def repeats(self) -> dict[str, int]:
+        """How many results each cell has that has any."""
+        return Counter(map(cell_of, self.results()))
+
+    def given_up(self) -> dict[str, Record]:
+        """The runs that are not tried any more, by the item's key."""
+        return {key: record for key, record in self.records.items() if record.is_given_up and record.result is None}
+
     def take(self, line: Mapping[str, Any]) -> None:
-        """Let a line of the journal have happened."""
-        event, key = line["event"], line.get("item", "")
+        """Let a line of the journal have happened. Raises one of `DAMAGED` for what no runner writes."""
+        event, key = _text_of(line, "event"), _text_of(line, "item", "")
+        if key and not _KEY.fullmatch(key):
+            raise ValueError(f"{key!r} is no run of a campaign")
         _check_names(line)
         record = self.records.setdefault(key, Record()) if key else Record()
         if event == "begun":
-            self.fingerprint, self.levels = line["fingerprint"], line.get("levels", {})
+            self.fingerprint, self.levels = _text_of(line, "fingerprint"), _levels_of(line.get("levels", {}))
+            self.files = _texts_of(line["files"]) if "files" in line else None
+        elif event == "changed":
+            self.files = _texts_of(line["files"])
+            self.changes.append(_text_of(line, "text"))
+        elif event == "retried":
+            self._retry()
         elif event == "temperature":
-            self.start_c = line["start_c"]
+            self.start_c = _number(line["start_c"])
         elif event == "pilot":
-            self.pilot = line["value"]
+            self.pilot = _number(line["value"])
         elif event == "started":
-            record.attempts = line["attempt"]
-            self.unfinished.append(line["file"])
+            record.attempts = int(_number(line["attempt"]))
+            self.unfinished.append(_text_of(line, "file"))
         elif event == "left":
-            self.left[line["cell"]] = Discard(line["reason"], line.get("text", ""))
+            self.left[_text_of(line, "cell")] = _discard_of(line)
         if event in ("verified", "discarded") and line.get("file") in self.unfinished:
             self.unfinished.remove(line["file"])
         if event == "verified":
+            result, took_s = _result_of(line["result"]), _number(line["took_s"])
             self.done += not record.is_done
-            record.result = Result(**line["result"])
+            record.result = result
             self.verified += 1
-            self.took_s += line["took_s"]
-            self.took_j += record.result.energy_j
+            self.took_s += took_s
+            self.took_j += result.energy_j
         elif event == "discarded":
-            record.discards.append(Discard(line["reason"], line.get("text", "")))
+            record.discards.append(_discard_of(line))
         elif event == "given-up":
             self.done += not record.is_done
             record.is_given_up = True
         elif event == "forgotten":
             record.result = None
             self.done -= not record.is_done
+
+    def _retry(self) -> None:
+        """Somebody asked for all runs and cells once more that were given up."""
+        self.left.clear()
+        for record in self.records.values():
+            record.forgiven = len(record.discards)
+            self.done -= record.is_given_up and record.result is None
+            record.is_given_up = False
+
+
+# -- what a line may say -----------------------------------------------------------------------------------------------
+
+DAMAGED = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
+"""What a file of ours raises when it is read whose contents are not what a program of ours writes."""
+_KEY = re.compile(r"[0-9a-f]{10}-\d{1,9}")
+_NUMBERS = ("energy_j", "time_s", "u_statistical_j", "u_systematic_j", "samples", "iterations", "operations",
+            "operations_executed", "file_bytes")  # fmt: skip
+_TEXTS = ("contradiction", "verdict", "note", "provenance", "device", "file")
+_MAPPINGS = ("accuracy", "phases", "kernels", "testbed")
+
+
+def cell_of(key: str) -> str:
+    """The cell of a run, by the key of its item."""
+    return key.rpartition("-")[0]
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
+        raise ValueError(f"{printable(repr(value), limit=80)} is no number")
+    return value
+
+
+def _text_of(line: Mapping[str, Any], name: str, default: str | None = None) -> str:
+    value = line[name] if default is None else line.get(name, default)
+    if not isinstance(value, str):
+        raise TypeError(f"{name}: {printable(repr(value), limit=80)} is no text")
+    return value
+
+
+def _discard_of(line: Mapping[str, Any]) -> Discard:
+    return Discard(_text_of(line, "reason"), _text_of(line, "text", ""))
+
+
+def _texts_of(value: Any) -> dict[str, str]:
+    return {name: _text_of(value, name) for name in value}
+
+
+def _levels_of(value: Any) -> dict[str, Any]:
+    """What `Design.levels` wrote. It is a table of factors, and rows of levels."""
+    if not value:
+        return {}
+    rows = [value["reference"], *value["exclude"], *value["more_cells"]]
+    if not all(isinstance(row, dict) for row in (value, value["factors"], *rows)):
+        raise ValueError("levels: no tables")
+    for levels in value["factors"].values():
+        if not isinstance(levels, list) or not levels:
+            raise ValueError("levels: a factor without any")
+        for level in levels:
+            if not isinstance(level, str):
+                _ = level if isinstance(level, bool) else _number(level)
+    return dict(value)
+
+
+def _result_of(values: Any) -> Result:
+    """A result by the types of its fields. Raises one of `DAMAGED`."""
+    known = {f.name for f in fields(Result)}
+    # A later release may say more of a run.
+    result = Result(**{name: value for name, value in values.items() if name in known})
+    for name in _NUMBERS:
+        value = getattr(result, name)
+        if value is not None and not 0 <= _number(value) < _MOST:
+            raise ValueError(f"{name}: {value:g} cannot be")
+    if result.energy_j is None or result.time_s is None or not (result.energy_j > 0 and result.time_s > 0):
+        raise ValueError("a result has joules and seconds above 0")
+    for name in _TEXTS:
+        _text_of({name: getattr(result, name)}, name)
+    if not isinstance(result.is_lower_bound, bool):
+        raise TypeError("is_lower_bound is true or false")
+    if not all(isinstance(getattr(result, name), dict) for name in _MAPPINGS):
+        raise ValueError("a result whose parts are no tables")
+    if result.verdict:
+        Verdict(result.verdict)
+    for pair in result.phases.values():
+        joules, seconds = pair
+        _ = _number(joules), _number(seconds)
+    for value in result.accuracy.values():
+        _number(value)
+    return result
+
+
+_MOST = 1e24
+"""No number of a run is larger: operations of a training have up to 21 digits before the point."""
 
 
 class Journal:
@@ -219,8 +357,9 @@ def _read(paths: Iterable[Path]) -> History:
         for number, line in enumerate(_lines(path), 1):
             try:
                 history.take(json.loads(line))
-            except (ValueError, KeyError, TypeError) as error:
-                raise RunFileError(f"{path}: line {number} is damaged: {error}") from error
+            except DAMAGED as error:
+                why = f"there is no {error}" if isinstance(error, KeyError) else str(error)
+                raise RunFileError(f"{path}: line {number} is damaged: {printable(why, limit=200)}") from error
     return history
 
 

@@ -27,7 +27,7 @@ from powerd_analytics.campaigns.pictures import (
     draw_normalised,
     draw_scaling,
 )
-from powerd_analytics.campaigns.results import CellFigures, cell_figures, measured, results_frame
+from powerd_analytics.campaigns.results import CellFigures, cell_figures, measured, results_frame, run_notes
 from powerd_analytics.campaigns.tables import campaign_tables
 from powerd_analytics.plots.configurations import SWEPT, draw_pareto, draw_sweep
 from powerd_analytics.plots.style import styled
@@ -168,11 +168,9 @@ def about(design: Design, history: History) -> Sequence[str]:
     if reasons:
         told = ", ".join(f"{count} as {reason}" for reason, count in reasons.items())
         lines.append(f"Runs that do not count: {told}. They were made again, as far as the guard allows.")
-    ended = sum(1 for cell in design.cells() if _repeats_of(cell.id, history) == repeats.max)
+    lines += [f"{note[:1].upper()}{note[1:]}." for note in run_notes(design, history)]
+    counts = history.repeats()
+    ended = sum(counts.get(cell.id) == repeats.max for cell in design.cells())
     if until is not None:
         lines.append(f"{ended} of {len(design.cells())} cells ended at {repeats.max} repeats, narrow enough or not.")
     return lines
-
-
-def _repeats_of(cell: str, history: History) -> int:
-    return sum(1 for key, record in history.records.items() if key.startswith(f"{cell}-") and record.result)

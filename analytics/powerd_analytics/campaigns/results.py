@@ -10,12 +10,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, inf, sqrt
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from powerd_analytics.campaigns.design import KNOBS, MODEL, Cell, Design, Item
+from powerd_analytics.campaigns.design import GPUS, KNOBS, MODEL, Cell, Design, Item, Levels
 from powerd_analytics.campaigns.journal import Discard, History, Result
+from powerd_analytics.campaigns.journal import Record as RunRecord
 from powerd_analytics.campaigns.stopping import QUANTILE_AFTER_LOOKS
 from powerd_analytics.energy.uncertainty import expanded, student
 from powerd_analytics.figures import ATTRIBUTE, COLUMNS, Frame, Record, attribute_cell, frame_from, rows_of, worked_out
@@ -28,6 +29,11 @@ from powerd_core.settings import SETTING
 from powerd_core.text import printable
 from powerd_core.verdict import Verdict, worst
 
+if TYPE_CHECKING:
+    from powerd_analytics.table import PhaseTable
+
+CONTRADICTED = "contradicted"
+"""Why a run does not count whose phases say something else than its cell."""
 EPOCH = "epoch"
 """The result that says when, not how good."""
 WORK_SHARE = 0.005
@@ -45,9 +51,9 @@ _REASON = {Verdict.OVERRIDDEN: "overridden", Verdict.CONFOUNDED: "thermal", Verd
 _LOST = (State.YIELDED.value, State.LOST.value)
 
 
-def result_of(file: Path, design: Design) -> Result:
-    """What a run took: all groups of its phases, on the devices that count. Raises `RunFileError`, and `AnalysisError`
-    for a run without joules."""
+def result_of(file: Path, design: Design, asked: Levels) -> Result:
+    """What a run took: all groups of its phases, on the devices that count. Its phases are held against the levels that
+    were ``asked``. Raises `RunFileError`, and `AnalysisError` for a run without joules."""
     from powerd_analytics.breakdown import is_innermost
     from powerd_analytics.figures import frame_of
     from powerd_analytics.runs.run import read_run
@@ -56,7 +62,8 @@ def result_of(file: Path, design: Design) -> Result:
     run = read_run(file)
     if not run.is_complete:
         raise AnalysisError(f"{file} was cut off")
-    frame = frame_of(run, phase_table(run))
+    table = phase_table(run)
+    frame, trained = frame_of(run, table), trained_of(run)
     rows = _rows_that_count(rows_of(frame), design.device, file)
     devices = list(dict.fromkeys(str(row["device"]) for row in rows))
     first = [row for row in rows if row["device"] == devices[0]]
@@ -68,6 +75,8 @@ def result_of(file: Path, design: Design) -> Result:
         u_statistical_j=sqrt(sum(_of(row, "u_statistical_j") ** 2 for row in rows)),
         u_systematic_j=sum(_of(row, "u_systematic_j") for row in rows),
         samples=_samples(first) or design.samples,
+        iterations=sum(n for _, n in trained),
+        contradiction=contradiction(asked, trained, _parts_of_a_batch(run, table, asked)),
         verdict=verdict,
         note=f"lease lost: {lost.values.get('why')}" if lost is not None else why,
         provenance=str(rows[0]["provenance"]),
@@ -81,6 +90,59 @@ def result_of(file: Path, design: Design) -> Result:
         testbed={name: value for name in TESTBED if (value := first[0].get(name)) is not None},
         file_bytes=file.stat().st_size,
     )
+
+
+Trained = Sequence[tuple[Mapping[str, Any], int]]
+"""Attributes of groups of phases, with how many iterations each has."""
+
+
+def trained_of(run: Run) -> Trained:
+    """The groups that were trained: evaluations and layers are no work that was asked for. Where some have iterations
+    that are called so, or forward passes, those that have none are beside the training."""
+    from powerd_analytics.runs.nesting import EVALUATIONS, FORWARD
+    from powerd_analytics.runs.phases import LAYER
+    from powerd_analytics.table import ITERATION, group_key, iterations_of
+    from powerd_client.phase import WHOLE
+
+    classes, groups = run.phases.classes, dict[Any, list[int]]()
+    for label, kind in enumerate(classes):
+        if not kind.is_magnified and kind.name not in (*EVALUATIONS, WHOLE) and LAYER not in dict(kind.group):
+            groups.setdefault(group_key(dict(kind.group)), []).append(label)
+    named = {
+        key: labels for key, labels in groups.items()
+        if any(classes[i].is_iteration or classes[i].name in (ITERATION, FORWARD) for i in labels)
+    }  # fmt: skip
+    return [(dict(classes[labels[0]].group), iterations_of(run, labels)) for labels in (named or groups).values()]
+
+
+def contradiction(asked: Levels, trained: Trained, parts: Iterable[float] = ()) -> str:
+    """What most iterations say of a factor, where that is not the number that was asked; empty where they agree, or say
+    nothing. Names are not compared: a model has several. A batch may be marked as one of its ``parts``: a rank's
+    share, or one of several before a step."""
+    for name, level in asked.items():
+        if name in KNOBS or not is_number_cell(level):
+            continue
+        key = "batch_size" if name == "batch" else name
+        counts: dict[float, int] = {}
+        for attributes, iterations in trained:
+            if is_number_cell(value := attributes.get(key)):
+                counts[value] = counts.get(value, 0) + iterations
+        if not any(counts.values()):
+            continue
+        most = max(counts, key=lambda value: counts[value])
+        factors = (1.0, *parts) if key == "batch_size" else (1.0,)
+        if not any(abs(most * factor - level) <= WORK_SHARE * abs(level) for factor in factors):
+            return f"{name} {level:g} was asked, and {most:g} trained"
+    return ""
+
+
+def _parts_of_a_batch(run: Run, table: PhaseTable, asked: Levels) -> list[float]:
+    from powerd_analytics.runs.ranks import ranks_of
+
+    ranks = [float(max(1, len(ranks_of(run).ranks)))]
+    ranks += [float(n)] if isinstance(n := asked.get(GPUS), int) else []
+    steps = {1.0, *(t.batches_per_optimizer_step or 1.0 for t in table.totals)}
+    return [rank * step for rank in ranks for step in steps]
 
 
 def _rows_that_count(every: Sequence[Record], wanted: str, file: Path) -> list[Record]:
@@ -154,7 +216,9 @@ def _operations(rows: Sequence[Record], name: str, passes: int) -> float | None:
 
 
 def spoiled(result: Result, file: Path, reasons: Iterable[str]) -> Discard | None:
-    """Why a run does not count by the guard's ``reasons``; None where it does."""
+    """Why a run does not count by its phases, or by the guard's ``reasons``; None where it does."""
+    if result.contradiction:
+        return Discard(CONTRADICTED, result.contradiction)
     if result.note.startswith("lease lost") and "lease-lost" in reasons:
         return Discard("lease-lost", result.note)
     reason = _REASON.get(Verdict(result.verdict)) if result.verdict else None
@@ -174,13 +238,54 @@ class Measured:
 
 def measured(design: Design, history: History) -> list[Measured]:
     """The runs that count, block by block."""
-    cells, found = {cell.id: cell for cell in design.cells()}, []
-    for key, record in history.records.items():
-        cell, _, block = key.rpartition("-")
-        if record.result is not None and cell in cells:
-            item = Item(cells[cell], int(block), design.seed_in(int(block)))
-            found.append(Measured(item, record.result))
+    found = [
+        Measured(item, result) for key, result in history.results().items()
+        if (item := item_of(design, key)) is not None
+    ]  # fmt: skip
     return sorted(found, key=lambda m: m.item.block)
+
+
+def item_of(design: Design, key: str) -> Item | None:
+    """The run that a journal calls so; None where the design has no such cell."""
+    cell, _, block = key.rpartition("-")
+    found = design.cells_by_id.get(cell)
+    return None if found is None else Item(found, int(block), design.seed_in(int(block)))
+
+
+SINGLE = "one repeat: nothing can be compared; min = 3"
+"""What is said of a campaign whose cells have one run each, instead of what is best."""
+_MOST_NOTES = 8
+
+
+def is_single(history: History) -> bool:
+    """Whether no cell has a second run, which would tell how far runs are apart."""
+    repeats = history.repeats()
+    return bool(repeats) and max(repeats.values()) < 2
+
+
+def run_notes(design: Design, history: History) -> list[str]:
+    """What a reader has to know of runs that are not there, one sentence each."""
+    notes = [SINGLE] if is_single(history) else []
+    missing = [_of_missing(design, key, record) for key, record in history.given_up().items()]
+    counted = history.results()
+    missing += [
+        f"{_named(design, key)}: it had no iteration, and others had, so it does not count"
+        for key, record in history.records.items() if record.result is not None and key not in counted
+    ]  # fmt: skip
+    notes += missing[:_MOST_NOTES] + [f"and {len(missing) - _MOST_NOTES} more runs" for _ in missing[_MOST_NOTES:][:1]]
+    notes += ["given-up runs are made again by `joules campaign resume --retry`"] if history.given_up() else []
+    return notes + history.changes
+
+
+def _named(design: Design, key: str) -> str:
+    item = item_of(design, key)
+    return f"{item.cell}, block {item.block + 1}" if item is not None else key
+
+
+def _of_missing(design: Design, key: str, record: RunRecord) -> str:
+    last = record.discards[-1] if record.discards else Discard("")
+    why = f"{last.reason}{f': {printable(last.text, limit=120)}' if last.text else ''}"
+    return f"{_named(design, key)}: given up after {len(record.discards)} attempts, the last one {why}"
 
 
 def results_frame(design: Design, runs: Sequence[Measured]) -> Frame:

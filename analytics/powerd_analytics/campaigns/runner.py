@@ -8,23 +8,28 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from itertools import count
 from pathlib import Path
 from typing import Protocol
 
 from powerd_analytics.campaigns import stopping
 from powerd_analytics.campaigns.design import KNOBS, Cell, Design, Item
-from powerd_analytics.campaigns.executors import FAILED, OUT_OF_MEMORY, UNMEASURED, Executor, Local
+from powerd_analytics.campaigns.executors import FAILED, NO_WORK, OUT_OF_MEMORY, UNMEASURED, Executor, Local
 from powerd_analytics.campaigns.guard import Clock, NvmlThermometer, Thermometer, Wait, WallClock
 from powerd_analytics.campaigns.journal import Discard, History, Journal, Result
 from powerd_client.ownership import make_folder, set_aside
-from powerd_core.errors import ConfigError, ControlError, PeerError, RunFileError
+from powerd_core.errors import ConfigError, ControlError, RunFileError
 from powerd_core.text import printable
 
+_LARGEST_SCRIPT = 1 << 20
 RUNS, ASIDE = "runs", "discarded"
-_MOST_FAILURES = 3
-"""So many failures before the first result end the campaign: then the command itself is wrong."""
+_MOST_GIVEN_UP = 2
+"""So many runs whose command failed every time, before the first result, end the campaign: the command is wrong."""
+_FIRST_RUNS = 3
+"""A cell whose first runs were all given up, so many, is not tried any more."""
 
 
 class Plan(Protocol):
@@ -62,7 +67,8 @@ class Blocks:
             return list(every) if number < repeats.max else []
         wide = [cell for cell in every if cell.id not in history.left and not self._is_done(cell, number, history)]
         references = {r.id for cell in wide if (r := self.design.reference_of(cell)) is not None}
-        return [cell for cell in every if cell in wide or cell.id in references]
+        needed = references | {cell.id for cell in wide}
+        return [cell for cell in every if cell.id in needed]
 
     def _is_done(self, cell: Cell, number: int, history: History) -> bool:
         until = self.design.repeats.until
@@ -173,7 +179,7 @@ class Runner:
     def _make(self, item: Item) -> None:
         history, guard = self.journal.history, self.design.guard
         while not (record := history.record(item)).is_done and item.cell.id not in history.left:
-            if record.discards and self._leaves(item, record.discards[-1]):  # a runner was killed before it said so
+            if record.failures and self._leaves(item, record.discards[-1]):  # a runner was killed before it said so
                 return
             attempt = record.attempts + 1
             name = f"{RUNS}/{item.key}-{attempt}.h5"
@@ -187,10 +193,15 @@ class Runner:
             begin_s = self.clock.now_s()
             # Of what a killed runner has begun the executor hears nothing: its run is the first one again.
             outcome = self.executor.run(item, len(record.discards) + 1, self.journal.folder / name)
+            if isinstance(outcome, Result) and self._did_nothing(outcome):
+                outcome = Discard(NO_WORK, "it had no iteration, and others had: did it find a finished checkpoint?")
             if isinstance(outcome, Result):
                 self._verified(item, name, outcome, note, self.clock.now_s() - begin_s)
             else:
                 self._discarded(item, name, outcome)
+
+    def _did_nothing(self, result: Result) -> bool:
+        return result.iterations == 0 and any(other.iterations for other in self.journal.history.results().values())
 
     def _verified(self, item: Item, name: str, result: Result, note: str, took_s: float) -> None:
         file = self.journal.folder / name
@@ -212,26 +223,27 @@ class Runner:
         _set_run_aside(self.journal.folder, self.journal.folder / name)
         self.journal.write("discarded", item=item.key, reason=why.reason, text=why.text, file=name)
         self._say(item, f"does not count: {why.reason}{f': {printable(why.text)}' if why.text else ''}", is_end=True)
-        if why.reason == UNMEASURED and _is_ours(why.text):
-            cause = printable(why.text.partition(": ")[2])
-            raise PeerError(f"the run could not be recorded: {cause}; `joules campaign resume` goes on from here")
-        self._leaves(item, why)
-        if why.reason == OUT_OF_MEMORY:
+        if not self._leaves(item, why) or why.reason not in (FAILED, UNMEASURED):
             return
-        has_results = any(record.result for record in history.records.values())
-        failures = sum(d.reason in (FAILED, UNMEASURED) for r in history.records.values() for d in r.discards)
-        if not has_results and failures >= _MOST_FAILURES:
-            raise ConfigError(f"{failures} runs failed and none went well: {printable(why.text)}")
+        failed = [r for r in history.given_up().values() if r.discards[-1].reason in (FAILED, UNMEASURED)]
+        if len(failed) >= _MOST_GIVEN_UP and not history.results():
+            attempts = sum(len(record.discards) for record in failed)
+            told = f"{attempts} attempts at {len(failed)} runs failed"
+            raise ConfigError(f"{told}, and none went well: {printable(why.text)}")
 
     def _leaves(self, item: Item, why: Discard) -> bool:
-        """Leave out the cell that has no memory, and give up the run that was made often enough; whether it was one of
-        these."""
-        is_last = len(self.journal.history.record(item).discards) > self.design.guard.retries
-        if why.reason == OUT_OF_MEMORY or (is_last and why.reason in (FAILED, UNMEASURED)):
-            self.journal.write("left", cell=item.cell.id, reason=why.reason, text=why.text)
+        """Give up the run that was made often enough, and leave out the cell that has no memory, or none of whose first
+        runs went well; whether it was one of these."""
+        history = self.journal.history
+        of_cell = history.of_cell(item.cell.id)
+        has_none = not any(record.result for record in of_cell)
+        is_last = history.record(item).failures > self.design.guard.retries
         if is_last:
             self.journal.write("given-up", item=item.key)
-        return is_last or why.reason == OUT_OF_MEMORY
+        is_left = why.reason == OUT_OF_MEMORY and has_none
+        if is_left or (has_none and is_last and sum(record.is_given_up for record in of_cell) >= _FIRST_RUNS):
+            self.journal.write("left", cell=item.cell.id, reason=why.reason, text=why.text)
+        return is_last or is_left
 
     def _say(self, item: Item, text: str, *, is_end: bool = False) -> None:
         history = self.journal.history
@@ -257,11 +269,6 @@ def _of_run(file: Path) -> tuple[Path, Path, Path]:
     return file, file.with_name(f"{file.name}.journal"), file.with_suffix(".log")
 
 
-def _is_ours(text: str) -> bool:
-    """Whether `joules record` itself said it, not the command."""
-    return text.startswith(("joules: ", "joules record: "))
-
-
 def _is_there(file: Path, result: Result) -> bool:
     """Whether a run file is as it was when it was verified."""
     try:
@@ -281,23 +288,56 @@ def piloted(design: Design, executor: Executor, journal: Journal) -> Design:
     return design.with_pilot(journal.history.pilot)
 
 
-def begin(design: Design, executor: Executor, journal: Journal) -> Design:
+def named_files(design: Design) -> dict[str, str]:
+    """Digests of the files that the command names, such as the training's script; of each level's where a level is in
+    a name. What is larger than a script is data, or the interpreter."""
+    names: set[str] = set()
+    for cell in design.cells():
+        item = Item(cell, 0, design.seed_in(0))
+        names.update(design.argv(item))
+    names.update(design.pilot.command if design.pilot is not None else ())
+    found: dict[str, str] = {}
+    for name in sorted(names):
+        with suppress(OSError, ValueError):  # a word that is no path
+            if (path := Path(name)).is_file() and path.stat().st_size <= _LARGEST_SCRIPT:
+                found[name] = sha256(path.read_bytes()).hexdigest()[:16]
+    return found
+
+
+def changed_files(design: Design, history: History) -> str:
+    """Which of the files that the command names are not as they were for the last run; empty for none."""
+    now, before = named_files(design), history.files
+    return ", ".join(sorted(n for n in {*now, *before} if now.get(n) != before.get(n))) if before is not None else ""
+
+
+def begin(design: Design, executor: Executor, journal: Journal, *, changed_script: bool = False) -> Design:
     """The design as it is run: levels of knobs as numbers, by what the knobs take. A campaign that was begun keeps the
     ones of its beginning.
 
-    Raises `ConfigError` where the design is another one than the folder was begun with, or a level cannot be set, and
-    `ControlError` where knobs are to be turned and nobody can.
+    Raises `ConfigError` where the design is another one than the folder was begun with, where a file that the command
+    names has changed unless with ``changed_script``, or a level cannot be set, and `ControlError` where knobs are to be
+    turned and nobody can.
     """
     needed = {name for name in KNOBS if name in design.factors}
+    files = named_files(design) if isinstance(executor, Local) else {}
     ranges = executor.ranges() if needed else {}
     if missing := needed - set(ranges):
         raise ControlError(f"nobody here can set {', '.join(sorted(missing))}: see docs/howto/control.md")
     resolved = design.resolved(ranges)
     if not journal.history.fingerprint:
-        journal.write("begun", fingerprint=resolved.fingerprint, name=resolved.name, levels=resolved.levels)
+        what = {"name": resolved.name, "levels": resolved.levels, "files": files}
+        journal.write("begun", fingerprint=resolved.fingerprint, **what)
     elif journal.history.fingerprint != resolved.fingerprint:
         raise ConfigError(
             f"{journal.folder} holds another design: the command, the factors, the work or the seed have changed since "
             "it was begun; give --into another folder"
         )
+    elif isinstance(executor, Local) and (names := changed_files(resolved, journal.history)):
+        runs = journal.history.verified
+        if not changed_script:
+            raise ConfigError(
+                f"changed since the campaign's {runs} runs: {names}; put it back, give --into another folder, or go on "
+                "with --changed-script"
+            )
+        journal.write("changed", files=files, text=f"changed after {runs} runs: {names}")
     return resolved

@@ -152,7 +152,11 @@ class Simulated:
         """What is trained, with iterations as long as the design says. With another batch size the kernels take longer
         in proportion, and the gaps between them stay."""
         how = self.design.simulation
-        name = how.network.format_map({**levels})
+        try:
+            name = how.network.format_map({**levels})
+        except (LookupError, ValueError, AttributeError, TypeError):
+            known = ", ".join(TRAININGS)
+            raise ConfigError(f"simulation.network: {how.network!r} names no factor that is there; {known}") from None
         own = how.stand_in.get(name, name)
         if own not in TRAININGS:
             raise ConfigError(f"simulation.network: there is no {own!r}: {', '.join(TRAININGS)}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from powerd_analytics.campaigns.cell_tables import (
     accuracy_table,
@@ -26,7 +27,7 @@ from powerd_analytics.campaigns.group_tables import (
     scaling_table,
 )
 from powerd_analytics.campaigns.journal import History
-from powerd_analytics.campaigns.results import CellFigures, cell_figures
+from powerd_analytics.campaigns.results import SINGLE, CellFigures, cell_figures, is_single
 from powerd_analytics.export import Table
 
 _MAKERS: dict[str, Callable[[Design, History, Sequence[CellFigures]], Table]] = {
@@ -48,6 +49,8 @@ _MAKERS: dict[str, Callable[[Design, History, Sequence[CellFigures]], Table]] = 
     "trainings": trainings_table,
 }
 """By name, in the order of the page."""
+OF_THE_BEST = ("minima", "ranges", "savings", "marginals", "optimum")
+"""Those that say what is best, or better, which takes repeats."""
 ON_REQUEST = ("spread", "trainings")
 """Those that are not shown unless they are asked for."""
 
@@ -57,4 +60,8 @@ def campaign_tables(design: Design, history: History, names: Sequence[str] = ())
     figures = cell_figures(design, history)
     wanted = names or [name for name in _MAKERS if name not in ON_REQUEST]
     tables = [_MAKERS[name](design, history, figures) for name in wanted]
+    if is_single(history):
+        tables = [
+            replace(t, rows=(), notes=(SINGLE,), bounds=frozenset()) if t.name in OF_THE_BEST else t for t in tables
+        ]
     return [table for table in tables if len(table) or table.name in names]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -24,6 +23,10 @@ if TYPE_CHECKING:
 
 File = Annotated[Path, Parameter(help="The campaign's TOML file.")]
 Into = Annotated[Path | None, Parameter(help="Its folder; without it the file's name without .toml.")]
+Changed = Annotated[
+    bool, Parameter(negative="", help="Go on though a file that the command names has changed; the tables say so.")
+]
+Retry = Annotated[bool, Parameter(negative="", help="Make the runs and cells again that were given up.")]
 On = Annotated[str, Parameter(help="Compute the runs of a simulated card instead, as sim:rtx6000.")]
 Url = Annotated[list[str] | None, Parameter(negative="", help="A running powerd; a local one without it.")]
 
@@ -45,17 +48,14 @@ For example:
 def read_design(file: Path) -> Design:
     """Raises `RunFileError` for a file that cannot be read, `ConfigError` for one that is wrong; both name it."""
     from powerd_analytics.campaigns.design import design_of
+    from powerd_core.serde import parse_toml
 
     try:
-        document = tomllib.loads(file.read_text(encoding="utf-8"))
+        return design_of(parse_toml(file.read_text(encoding="utf-8")))
     except OSError as error:
         raise RunFileError(f"{file} cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise ConfigError(f"{file}: {error}") from error
-    try:
-        return design_of(document)
-    except ConfigError as error:
-        raise ConfigError(f"{file}: {error}") from error
+    except ValueError as error:  # a `ConfigError` among them
+        raise ConfigError(f"{file}: {printable(str(error), limit=500)}") from error
 
 
 def folder_of(file: Path, into: Path | None) -> Path:
@@ -99,7 +99,7 @@ def plan(file: File, *, into: Into = None, on: On = "") -> None:
     For example: joules campaign plan caps.toml
     """
     from powerd_analytics.campaigns.journal import read_history
-    from powerd_analytics.campaigns.runner import Blocks, left
+    from powerd_analytics.campaigns.runner import Blocks, changed_files, left
     from powerd_analytics.terminal import print_lines
     from powerd_core.errors import PowerdError
 
@@ -120,6 +120,8 @@ def plan(file: File, *, into: Into = None, on: On = "") -> None:
     lines += [f"  to do: {to_do.runs} runs{_cost_text(design, to_do)}", f"  for example: {' '.join(design.argv(item))}"]
     if design.knobs(item):
         lines.append(f"  held meanwhile: {', '.join(f'{n}={v}' for n, v in design.knobs(item).items())}")
+    if not on and (names := changed_files(design, history)):
+        lines.append(f"  changed since the runs that it has: {names}; to go on takes --changed-script")
     print_lines(lines)
     if problem:
         raise ConfigError(f"it cannot run as it is: {problem}")
@@ -161,12 +163,14 @@ def run(
     keys: shared.Keys = None,
     block: Annotated[int | None, Parameter(help="Only the runs of this block, as a job of Slurm does.")] = None,
     here: Annotated[bool, Parameter(negative="", help="On this machine, whatever the file's executor is.")] = False,
+    changed_script: Changed = False,
+    retry: Retry = False,
 ) -> int:
     """Make the runs of a campaign; one that was begun goes on.
 
     Its folder has the journal (campaign.jsonl), runs/ and discarded/. Ctrl-C
     ends the run that is going on; the campaign can go on later. Exits with 1
-    when a cell has no result.
+    when a run was given up, or a cell has no result.
 
     For example:
 
@@ -182,26 +186,39 @@ def run(
     if design.executor.kind == "submitit" and block is None and not (here or on):
         with Journal(folder) as journal:
             executor = _executor(design, on, url, keys)
-            piloted(begin(design, executor, journal), executor, journal)
+            piloted(begin(design, executor, journal, changed_script=changed_script), executor, journal)
+            if retry:
+                journal.write("retried")
         options = [word for address in url or () for word in ("--url", address)]
         jobs = submit_blocks(design, file.absolute(), folder, [*options, "--into", str(folder.absolute())])
         print(f"{len(jobs)} jobs, one a block: {jobs[0]} to {jobs[-1]}; `joules campaign status {file}` looks at them")
         return 0
     with Journal(folder, part=block, is_synced=not on) as journal:
         executor = _executor(design, on, url, keys, journal.lock)
-        resolved = piloted(begin(design, executor, journal), executor, journal)
+        resolved = piloted(begin(design, executor, journal, changed_script=changed_script), executor, journal)
+        if retry:
+            journal.write("retried")
         executor = _executor(resolved, on, url, keys, journal.lock)
         return _carry_out(resolved, Blocks(resolved, block), executor, journal, file)
 
 
 @campaign.command
-def resume(file: File, *, into: Into = None, on: On = "", url: Url = None, keys: shared.Keys = None) -> int:
+def resume(
+    file: File,
+    *,
+    into: Into = None,
+    on: On = "",
+    url: Url = None,
+    keys: shared.Keys = None,
+    changed_script: Changed = False,
+    retry: Retry = False,
+) -> int:
     """Go on with a campaign that was begun.
 
     For example: joules campaign resume caps.toml
     """
     opened(file, into)
-    return run(file, into=into, on=on, url=url, keys=keys)
+    return run(file, into=into, on=on, url=url, keys=keys, changed_script=changed_script, retry=retry)
 
 
 def _carry_out(design: Design, plan: Plan, executor: Executor, journal: Journal, file: Path | None) -> int:
@@ -217,25 +234,28 @@ def _carry_out(design: Design, plan: Plan, executor: Executor, journal: Journal,
             sys.stderr.write(f"joules campaign: stopped; {again} goes on\n")
             return 130
     history = journal.history
-    if file is None or (isinstance(plan, Blocks) and plan.only is not None):
+    if isinstance(plan, Blocks) and plan.only is not None:
         return 0
-    missing = [str(cell) for cell in design.cells() if not _has_result(cell.id, history)]
+    if given_up := len(history.given_up()):
+        again = f"joules campaign resume {file} --retry" if file else "the same command with --retry"
+        runs = f"{given_up} run{'s were' if given_up > 1 else ' was'} given up"
+        sys.stderr.write(f"joules campaign: {runs}; {again} makes {'them' if given_up > 1 else 'it'} again\n")
+    if file is None:
+        return int(given_up > 0)
+    repeats = history.repeats()
+    missing = [str(cell) for cell in design.cells() if cell.id not in repeats]
     for text in missing[:10]:
-        sys.stderr.write(f"joules campaign: no result of {text}\n")
+        sys.stderr.write(f"joules campaign: no result of {printable(text)}\n")
     print(f"{_state_text(design, history)}: see it with joules campaign table {file}")
-    return int(bool(missing))
-
-
-def _has_result(cell: str, history: History) -> bool:
-    return any(key.startswith(f"{cell}-") and record.result for key, record in history.records.items())
+    return int(bool(missing or given_up))
 
 
 def _state_text(design: Design, history: History) -> str:
-    results = sum(record.result is not None for record in history.records.values())
+    repeats, given_up = history.repeats(), len(history.given_up())
     discarded = sum(len(record.discards) for record in history.records.values())
-    cells = sum(_has_result(cell.id, history) for cell in design.cells())
-    aside = f", {discarded} discarded" if discarded else ""
-    return f"{results} runs, {cells} of {len(design.cells())} cells{aside}"
+    cells = sum(cell.id in repeats for cell in design.cells())
+    aside = f", {discarded} discarded" * (discarded > 0) + f", {given_up} given up" * (given_up > 0)
+    return f"{sum(repeats.values())} runs, {cells} of {len(design.cells())} cells{aside}"
 
 
 class Shown:
@@ -297,21 +317,25 @@ def status(file: File, *, into: Into = None, format: shared.TextOrJson = "text")
     from collections import Counter
     from json import dumps
 
+    from powerd_analytics.campaigns.results import run_notes
     from powerd_analytics.campaigns.runner import Blocks, left
 
     c = opened(file, into)
     to_do = left(Blocks(c.design).planned(c.history) - c.history.done, c.history)
     reasons = Counter(d.reason for record in c.history.records.values() for d in record.discards)
     if format == "json":
-        results = sum(record.result is not None for record in c.history.records.values())
+        results = len(c.history.results())
         document = {"campaign": c.design.name, "folder": str(c.folder), "results": results, "to_do": to_do.runs}
         document |= {"seconds_to_go": to_do.seconds, "joules_to_go": to_do.energy_j, "discards": dict(reasons)}
+        document |= {"given_up": sorted(c.history.given_up())}
         print(dumps(document | {"left": {cell: why.reason for cell, why in c.history.left.items()}}, indent=1))
         return
     print(f"{c.design.name}: {_state_text(c.design, c.history)}")
     print(f"  to do: {to_do.runs} runs{_cost_text(c.design, to_do)}")
     for reason, count in reasons.most_common():
         print(f"  discarded, {reason}: {count}")
+    for note in run_notes(c.design, c.history):
+        print(f"  {note}")
     by_id = {cell.id: str(cell) for cell in c.design.cells()}
     for cell, why in c.history.left.items():
         print(printable(f"  left out, {by_id.get(cell, cell)}: {why.reason}{f' ({why.text})' if why.text else ''}"))
@@ -484,6 +508,8 @@ def caps(
     network: Annotated[str, Parameter(help="With --on: what is trained, as vgg19.")] = "resnet50",
     url: Url = None,
     keys: shared.Keys = None,
+    changed_script: Changed = False,
+    retry: Retry = False,
 ) -> int:
     """Find the best power cap for a training.
 
@@ -501,6 +527,7 @@ def caps(
     from powerd_analytics.campaigns.executors import knob_ranges
     from powerd_analytics.campaigns.groups import chosen, groups_of
     from powerd_analytics.campaigns.journal import Journal
+    from powerd_analytics.campaigns.results import is_single
     from powerd_analytics.campaigns.runner import Blocks, begin
     from powerd_analytics.campaigns.simulated import Simulated
     from powerd_analytics.campaigns.tables import campaign_tables
@@ -524,18 +551,21 @@ def caps(
     design = caps_design(words, levels, default_w, max(repeats, 1), devices, seed, simulation)
     with Journal(into) as journal:
         executor = _executor(design, on, url, keys, journal.lock)
-        design = begin(design, executor, journal)
-        rounds = Rounds(design, metric)
-        status = _carry_out(design, rounds if adaptive else Blocks(design), executor, journal, None)
+        design = begin(design, executor, journal, changed_script=changed_script)
+        if retry:
+            journal.write("retried")
+        rounds = Rounds(design, metric) if adaptive else None
+        status = _carry_out(design, rounds or Blocks(design), executor, journal, None)
         if status > 1:
             return status
         history = journal.history
-    for text in shared.tables_text(campaign_tables(design, history, ("cells", "minima")), "text", None, 80), "\n":
+    names = ("cells",) if is_single(history) else ("cells", "minima")
+    for text in shared.tables_text(campaign_tables(design, history, names), "text", None, 80), "\n":
         shared.put_out(text, None, overwrite=False)
-    verdict = rounds.verdict(history) if adaptive else None
+    verdict = rounds.verdict(history) if rounds is not None else None
     if verdict is not None:
         print(promise_text(verdict, metric))
-    for group in groups_of(design, history):
+    for group in groups_of(design, history) if not is_single(history) else ():
         best = chosen(design, group, metric).cell.levels["power_cap_w"]
         print(f"to train with the least {metric}: {train_command(float(best), devices, words)}")
     return status

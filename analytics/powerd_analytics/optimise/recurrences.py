@@ -32,9 +32,11 @@ from powerd_analytics.optimise.policy import (
     find_policy,
 )
 from powerd_client.hostclock import started
+from powerd_client.log import tell
 from powerd_client.ownership import check_own, open_own
 from powerd_core.errors import ConfigError, RunFileError
 from powerd_core.serde import from_document, to_document
+from powerd_core.text import printable
 
 _TABLES = {
     "policies": "(job TEXT PRIMARY KEY, recurrences INTEGER NOT NULL, state TEXT NOT NULL)",
@@ -51,6 +53,37 @@ _APPLICATION = int.from_bytes(b"powd")
 """``PRAGMA application_id`` of our files."""
 _WAIT_S = 30.0
 """For another process that decides: a decision takes milliseconds."""
+_SILENT_S = 1.0
+"""After so long the user is told what is waited for."""
+_DAMAGED = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
+"""What the contents of a file raise that no program of ours wrote so; `WireError` is a ValueError."""
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Raises `ConfigError`, one line, for a state that cannot be used."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except sqlite3.Error as error:
+        raise ConfigError(f"{path} cannot be used as the state of an optimiser: {error}") from error
+    except _DAMAGED as error:
+        why = f"there is no {error}" if isinstance(error, KeyError) else str(error)
+        raise ConfigError(f"{path}: this state of an optimiser is damaged: {printable(why, limit=200)}") from error
+
+
+def _begin(rows: sqlite3.Connection, path: Path) -> None:
+    """Take the file's lock; say so where that takes long. Raises `sqlite3.Error`."""
+    rows.execute(f"PRAGMA busy_timeout = {round(_SILENT_S * 1e3)}")
+    try:
+        rows.execute("BEGIN IMMEDIATE")
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode != sqlite3.SQLITE_BUSY:
+            raise
+        tell(f"waiting for {path}, which another process has locked, for {_WAIT_S:g} s at most")
+        rows.execute(f"PRAGMA busy_timeout = {round(_WAIT_S * 1e3)}")
+        rows.execute("BEGIN IMMEDIATE")
 
 
 class Recurrences:
@@ -104,7 +137,8 @@ class Recurrences:
         with self._transaction() as (rows, _, _):
             query = "SELECT trial, outcome FROM trials WHERE job = ? AND outcome IS NOT NULL ORDER BY number"
             found = rows.execute(query, (self.job.name,)).fetchall()
-        return [(from_document(Trial, json.loads(t)), from_document(Outcome, json.loads(o))) for t, o in found]
+        with _readable(self.path):
+            return [(from_document(Trial, json.loads(t)), from_document(Outcome, json.loads(o))) for t, o in found]
 
     def replay(self) -> list[Step]:
         """Ask a new policy of the same seed all that the policy was asked, in the same order. Raises `ConfigError`
@@ -116,7 +150,10 @@ class Recurrences:
             seed = int(policy.state()["seed"])
         if sum(what == "begin" for what, *_ in steps) < ended:
             raise ConfigError(f"{self.path} was begun by an earlier release, which kept no log: there is no replay")
-        policy = self._policy(self.job, seed)
+        with _readable(self.path):
+            return self._replayed(steps, self._policy(self.job, seed))
+
+    def _replayed(self, steps: Sequence[tuple[str, int, str, str]], policy: Policy) -> list[Step]:
         trials: dict[int, Trial] = {}
         replayed = []
         for what, number, told_text, answer_text in steps:
@@ -139,18 +176,15 @@ class Recurrences:
     @contextmanager
     def _transaction(self) -> Iterator[tuple[sqlite3.Connection, Policy, int]]:
         """The rows, the policy and the number of recurrences begun. All changes are kept, or none."""
-        try:
-            with _opened(self.path) as rows:
-                rows.execute("BEGIN IMMEDIATE")
-                try:
-                    _make_tables(rows)
-                    yield rows, *self._read(rows)
-                except BaseException:
-                    rows.execute("ROLLBACK")
-                    raise
-                rows.execute("COMMIT")
-        except sqlite3.Error as error:
-            raise ConfigError(f"{self.path} cannot be used as the state of an optimiser: {error}") from error
+        with _readable(self.path), _opened(self.path) as rows:
+            _begin(rows, self.path)
+            try:
+                _make_tables(rows)
+                yield rows, *self._read(rows)
+            except BaseException:
+                rows.execute("ROLLBACK")
+                raise
+            rows.execute("COMMIT")
 
     def _read(self, rows: sqlite3.Connection) -> tuple[Policy, int]:
         found = rows.execute("SELECT state, recurrences FROM policies WHERE job = ?", (self.job.name,)).fetchone()
@@ -242,16 +276,14 @@ def _make_tables(rows: sqlite3.Connection) -> None:
 def open_recurrences(path: Path, job: str) -> Recurrences:
     """What is known of a job. Raises `ConfigError` where nothing is."""
     names: list[str] = []
-    try:
+    with _readable(path):
         if path.is_file():
             with _opened(path) as rows:
                 states = dict(rows.execute("SELECT job, state FROM policies").fetchall())
             if job in states:
                 state = json.loads(states[job])
                 return Recurrences(path, from_document(Job, state["job"]), state["policy"])
-            names = sorted(states)
-    except sqlite3.Error as error:
-        raise ConfigError(f"{path} cannot be used as the state of an optimiser: {error}") from error
+            names = sorted(printable(str(name)) for name in states)
     raise ConfigError(f"{path} knows nothing of a job {job!r}; it knows {', '.join(names) or 'none'}")
 
 

@@ -35,6 +35,7 @@ from powerd_analytics.optimise.policy import (
     Trial,
 )
 from powerd_core.errors import AnalysisError
+from powerd_core.text import printable
 
 NEVER = math.inf
 
@@ -234,8 +235,18 @@ def read_zeus(folder: Path, gpu: str, eta: float = 0.5) -> list[JobTrace]:
     if gpu not in zeus_gpus(folder):
         there = ", ".join(zeus_gpus(folder)) or "none"
         raise AnalysisError(f"{folder}: no traces of {gpu!r} (summary_power_{gpu}.csv); there are: {there}")
-    trainings = _rows(folder / "summary_train.csv", ("dataset", "optimizer", "batch_size", "target_metric"))
-    powers = _rows(folder / f"summary_power_{gpu}.csv", ("dataset", "optimizer", "batch_size", "power_limit"))
+    train, power = folder / "summary_train.csv", folder / f"summary_power_{gpu}.csv"
+    trainings = _rows(train, ("dataset", "optimizer", "batch_size", "learning_rate", "run", "target_epoch",
+                              "target_metric"))  # fmt: skip
+    powers = _rows(power, ("dataset", "optimizer", "batch_size", "power_limit", "time_per_epoch", "average_power"))
+    for number, row in enumerate(powers, 1):
+        for name in ("batch_size", "power_limit", "time_per_epoch", "average_power"):
+            _number(row, name, power, number)
+    for number, row in enumerate(trainings, 1):
+        _number(row, "batch_size", train, number)
+        if row["target_epoch"].lower() not in ("", "nan"):
+            _number(row, "target_epoch", train, number)
+        _number(row, "target_metric", train, number, is_positive=False)
     # Zeus takes the greatest limit of the whole trace, whatever a job was traced with.
     max_power_w = max(float(row["power_limit"]) for row in powers)
     traces = []
@@ -246,7 +257,7 @@ def read_zeus(folder: Path, gpu: str, eta: float = 0.5) -> list[JobTrace]:
             if (row["dataset"], row["optimizer"]) == (name, published.optimizer):
                 time_s = float(row["time_per_epoch"])
                 cost = EpochCost(time_s * float(row["average_power"]), time_s)
-                costs.setdefault(int(row["batch_size"]), {})[float(row["power_limit"])] = cost
+                costs.setdefault(int(float(row["batch_size"])), {})[float(row["power_limit"])] = cost
         curves = _zeus_curves(own, published.target)
         both = tuple(sorted(set(costs) & set(curves)))
         if not both:
@@ -272,22 +283,43 @@ def _zeus_curves(rows: Iterable[Mapping[str, str]], target: Target) -> dict[int,
         at_target = [epoch for epoch, metric in passed if metric == target.metric]
         easier = sorted((e, m) for e, m in passed if e < NEVER and not target.is_met(m))
         for epochs in at_target:
-            curves.setdefault(int(key[0]), []).append(LearningCurve(epochs, tuple(easier)))
+            curves.setdefault(int(float(key[0])), []).append(LearningCurve(epochs, tuple(easier)))
     return {batch_size: tuple(of_size) for batch_size, of_size in curves.items()}
 
 
 def _rows(path: Path, needed: Sequence[str]) -> list[dict[str, str]]:
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        rows = list(csv.DictReader(file))
+    """The rows of a CSV, all cells of the columns that are ``needed`` among them. Raises `AnalysisError`."""
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            rows = list(csv.DictReader(file, restval=""))
+    except OSError as error:
+        raise AnalysisError(f"{path} cannot be read: {error.strerror}") from error
+    except (ValueError, csv.Error) as error:
+        raise AnalysisError(f"{path} is no CSV: {printable(str(error), limit=200)}") from error
     missing = [name for name in needed if not rows or name not in rows[0]]
     if missing:
         raise AnalysisError(f"{path}: there are no columns {', '.join(missing)}")
     return rows
 
 
+_MOST = 1e15
+"""No number of a trace is larger, and none above 0 is smaller than its inverse."""
+
+
+def _number(row: Mapping[str, str], name: str, path: Path, number: int, *, is_positive: bool = True) -> float:
+    """A number of a row. Raises `AnalysisError`, which names the row."""
+    try:
+        value = float(row[name])
+    except ValueError:
+        value = math.nan
+    if not abs(value) < _MOST or (is_positive and not value > 1 / _MOST):
+        raise AnalysisError(f"{path}, row {number}: {name} must be a number{' above 0' if is_positive else ''}")
+    return value
+
+
 # ---- trainings of one's own ------------------------------------------------------------------------------------------
 
-_NOT_REACHED = ("false", "0", "no")
+_REACHED = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 _OF_RUNS = ("job", "batch_size", "power_cap_w", "epochs", "energy_j", "time_s")
 
 
@@ -301,15 +333,14 @@ def read_runs(path: Path, eta: float = 0.5) -> list[JobTrace]:
     rows = _parquet_rows(path) if path.suffix == ".parquet" else _rows(path, _OF_RUNS)
     trainings: dict[str, list[_Training]] = {}
     for number, row in enumerate(rows, 1):
-        try:
-            training = _Training(
-                int(float(row["batch_size"])), float(row["power_cap_w"]), float(row["epochs"]),
-                float(row["energy_j"]), float(row["time_s"]), row.get("reached", "").lower() not in _NOT_REACHED,
-            )  # fmt: skip
-        except ValueError as error:
-            raise AnalysisError(f"{path}, row {number}: {error}") from error
-        if not (training.batch_size > 0 and training.epochs > 0 and training.energy_j > 0 and training.time_s > 0):
-            raise AnalysisError(f"{path}, row {number}: batch size, epochs, energy and time must be above 0")
+        epochs, energy_j, time_s, cap_w, size = (
+            _number(row, name, path, number) for name in ("epochs", "energy_j", "time_s", "power_cap_w", "batch_size")
+        )
+        reached = row.get("reached", "true").strip().lower()
+        if reached not in _REACHED or size != int(size):
+            wrong = "batch_size is no whole number" if reached in _REACHED else "reached is neither true nor false"
+            raise AnalysisError(f"{path}, row {number}: {wrong}")
+        training = _Training(int(size), cap_w, epochs, energy_j, time_s, _REACHED[reached])
         trainings.setdefault(row["job"], []).append(training)
     if not trainings:
         raise AnalysisError(f"{path}: there are no trainings in this table")

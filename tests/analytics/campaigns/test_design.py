@@ -1,5 +1,6 @@
 """Designs: what a file says, what of it is refused, and the order in which runs are made."""
 
+import re
 import tomllib
 
 import pytest
@@ -7,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from powerd_analytics.campaigns.design import Design, design_of
+from powerd_analytics.cli.campaign import read_design
 from powerd_core.errors import ConfigError
 from powerd_core.gpu_physics import RTX_6000
 from powerd_core.lease import Range
@@ -165,3 +167,34 @@ def test_a_model_without_a_reference_of_its_own_is_compared_with_nothing():
 def test_what_is_wrong_in_a_table_is_named(tables, named):
     with pytest.raises(ConfigError, match=named):
         of(**tables)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "cell = [[[]]]",
+        'factors.gpus = "nan %"',
+        "factors.gpus = [false]",
+        "factors.gpus = [0]",
+        "factors.sm_clock_mhz = {from = 0, to = nan, step = 1}",
+        "repeats.min = inf",
+        "simulation.network = true",
+        'simulation.rows = [{iteration_s = "fast"}]',
+        "environment.N = [1]",
+        "order.reference = {batch_size = [[1]]}",
+        "exclude = 5",
+        "work.images = -3",
+        "campaign.price_per_kwh = [1]",
+        f"x = {'[' * 5000}",
+    ],
+)
+def test_a_file_with_nonsense_in_it_is_refused_in_one_line(tmp_path, change):
+    name, _, value = change.partition(" = ")
+    rows = [
+        'campaign.name = "c"', 'campaign.command = ["train", "{batch_size}"]', "factors.batch_size = [1, 2]",
+        *([] if name == "repeats.min" else ["repeats.min = 2"]), f"{name} = {value}",
+    ]  # fmt: skip
+    file = tmp_path / "c.toml"
+    file.write_text("\n".join(rows))
+    with pytest.raises(ConfigError, match=rf"^{re.escape(str(file))}: [^\n]{{5,400}}$"):
+        read_design(file)

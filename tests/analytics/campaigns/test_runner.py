@@ -14,7 +14,7 @@ import pytest
 from powerd_analytics.campaigns.design import Design, Item, design_of
 from powerd_analytics.campaigns.executors import submit_blocks
 from powerd_analytics.campaigns.journal import NAME, Discard, Journal, Result, read_history
-from powerd_analytics.campaigns.results import cell_figures
+from powerd_analytics.campaigns.results import cell_figures, run_notes
 from powerd_analytics.campaigns.runner import Blocks, Runner, begin
 from powerd_analytics.campaigns.simulated import Simulated
 from powerd_core.errors import ConfigError, PeerError, RunFileError
@@ -61,7 +61,7 @@ class Thermometer:
 class Lab:
     """Answers by a script: of the n-th attempt at an item, else a result."""
 
-    answers: dict[tuple[str, int], Discard] = field(default_factory=dict)
+    answers: dict[tuple[str, int], Discard | Exception] = field(default_factory=dict)
     made: list[tuple[Item, int]] = field(default_factory=list)
 
     def ranges(self) -> dict[str, Range]:
@@ -71,6 +71,9 @@ class Lab:
         self.made.append((item, attempt))
         file.write_bytes(b"run")
         found = self.answers.get((item.key, attempt))
+        if isinstance(found, Exception):
+            del self.answers[item.key, attempt]
+            raise found
         return found or Result(100.0 * item.cell.levels["n"] + item.block, 1.0)
 
 
@@ -126,23 +129,82 @@ def test_a_run_that_never_counts_is_given_up_and_the_rest_goes_on(tmp_path):
     assert len(lab.made) == 3 * 4 + 2
 
 
+def test_a_run_that_fails_every_time_is_given_up_and_its_cell_stays(tmp_path):
+    item = design().block(1, design().cells())[0]
+    lab = Lab({(item.key, n): Discard("failed", "status 1: cosmic ray") for n in range(1, 4)})
+    run(tmp_path, design(), lab)
+    history = read_history(tmp_path)
+    assert history.left == {}
+    assert {f.cell: f.runs for f in cell_figures(design(), history)} == {
+        cell: 4 - (cell == item.cell) for cell in design().cells()
+    }
+    lab = Lab()
+    with Journal(tmp_path) as journal:
+        journal.write("retried")
+        Runner(design(), Blocks(design()), lab, journal).run()
+    assert [made for made, _ in lab.made] == [item]
+    assert [f.runs for f in cell_figures(design(), read_history(tmp_path))] == [4, 4, 4]
+
+
+@pytest.mark.parametrize("reason", ["failed", "contradicted"])
+def test_a_cell_whose_first_runs_were_all_given_up_is_left(tmp_path, reason):
+    cell = design().cells()[1]
+    keys = [f"{cell.id}-{block}" for block in range(4)]
+    lab = Lab({(key, n): Discard(reason, "why") for key in keys for n in range(1, 4)})
+    run(tmp_path, design(), lab)
+    assert sum(made.cell == cell for made, _ in lab.made) == 3 * 3
+    assert read_history(tmp_path).left[cell.id] == Discard(reason, "why")
+
+
+def test_a_cell_that_has_runs_is_not_left_out_of_memory(tmp_path):
+    item = design().block(1, design().cells())[1]
+    lab = Lab({(item.key, 1): Discard("out-of-memory", "CUDA out of memory")})
+    run(tmp_path, design(), lab)
+    assert [f.runs for f in cell_figures(design(), read_history(tmp_path))] == [4, 4, 4]
+
+
+def test_a_run_without_iterations_beside_runs_with_some_did_no_work(tmp_path):
+    class Resuming(Lab):
+        """Its first run marks nothing, and those of the last cell find what the one before them left."""
+
+        def run(self, item, attempt, file):
+            super().run(item, attempt, file)
+            did = len(self.made) > 1 and not (item.cell.levels["n"] == 3 and item.block)
+            return Result(300.0 if did else 7.0, 1.0, iterations=20 * did)
+
+    lab = Resuming()
+    run(tmp_path, design(), lab)
+    history, first = read_history(tmp_path), lab.made[0][0]
+    figures = {f.cell.levels["n"]: f for f in cell_figures(design(), history)}
+    assert {f.energy_j.value for f in figures.values()} == {300.0}
+    assert figures.get(3) is None or figures[3].runs == 1
+    assert len(history.given_up()) == 3
+    notes = " ".join(run_notes(design(), history))
+    assert f"{first.cell}, block 1: it had no iteration" in notes
+    assert "no-work: it had no iteration, and others had" in notes
+
+
 def test_a_command_that_fails_every_time_ends_the_campaign(tmp_path):
     keys = [i.key for n in range(4) for i in design().block(n, design().cells())]
     lab = Lab({(key, n): Discard("failed", "status 1: no such file") for key in keys for n in range(1, 4)})
-    with pytest.raises(ConfigError, match="3 runs failed and none went well: status 1: no such file"):
+    with pytest.raises(ConfigError, match="6 attempts at 2 runs failed, and none went well: status 1: no such file"):
         run(tmp_path, design(), lab)
 
 
-def test_without_a_powerd_it_stops_with_one_line_and_goes_on_later(tmp_path):
+@pytest.mark.parametrize("error", [PeerError("no powerd answers"), RunFileError("no space is left")])
+def test_what_is_not_the_commands_fault_stops_it_and_is_not_booked_against_the_run(tmp_path, error):
     item = design().block(2, design().cells())[1]
-    lab = Lab({(item.key, 1): Discard("unmeasured", "joules record: no powerd answers at tcp://board:7360")})
-    with pytest.raises(PeerError, match="no powerd answers.*resume"):
+    lab = Lab({(item.key, 1): error})
+    with pytest.raises(type(error), match=str(error)):
         run(tmp_path, design(), lab)
+    assert (item.key, 1) not in lab.answers  # it happened
     done = len(lab.made)
     run(tmp_path, design(), lab)
     assert len(lab.made) == 3 * 4 + 1
-    assert lab.made[done] == (item, 2)
+    assert lab.made[done] == (item, 1)
+    assert read_history(tmp_path).records[item.key].discards == []
     assert (tmp_path / "runs" / f"{item.key}-2.h5").exists()
+    assert (tmp_path / "discarded" / f"{item.key}-1.h5").exists()
 
 
 def test_a_full_disk_stops_it_with_one_line_and_it_goes_on_later(tmp_path, monkeypatch):
@@ -172,6 +234,25 @@ def test_a_half_line_of_a_killed_runner_is_none(tmp_path):
     run(tmp_path, design(), lab)
     assert len(lab.made) == 1
     assert [f.runs for f in cell_figures(design(), read_history(tmp_path))] == [4, 4, 4]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"result": 5}, {"result": {"energy_j": "x", "time_s": 1.0}}, {"result": {"energy_j": 0.0, "time_s": 1.0}},
+        {"result": {"energy_j": 1.0, "time_s": 1.0, "phases": ["forward"]}}, {"item": 3}, {"item": "x-y"},
+        {"result": {"energy_j": 1.0, "time_s": 1.0, "verdict": "honest"}}, {"took_s": "long"}, {"event": ["a"]},
+        {"result": {"energy_j": 1.0, "time_s": float("inf")}},
+    ],
+)  # fmt: skip
+def test_a_damaged_line_is_named_in_one_line(tmp_path, change):
+    run(tmp_path, design(), Lab())
+    lines = events(tmp_path)
+    assert lines[2]["event"] == "verified"
+    lines[2] |= change
+    (tmp_path / NAME).write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    with pytest.raises(RunFileError, match=r"campaign\.jsonl: line 3 is damaged: .{3,}$"):
+        read_history(tmp_path)
 
 
 def test_only_verified_files_as_they_were_are_trusted(tmp_path):

@@ -163,7 +163,7 @@ def test_power_in_proportion_to_the_clock_has_no_knee(v100):
 
 
 def test_the_2080_ti_says_that_its_memory_clock_hardly_matters(tmp_path):
-    study = run_study("tang-rtx2080ti", "sim:rtx2080ti", tmp_path, repeats=1)
+    study = run_study("tang-rtx2080ti", "sim:rtx2080ti", tmp_path, repeats=2)
     (said,) = [text for text in findings(study.design, study.history) if "memory clock" in text and "hardly" in text]
     assert said.startswith("The memory clock hardly moves the speed")
 

@@ -4,15 +4,17 @@ import json
 import multiprocessing
 import sqlite3
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from common import powerd
 
 from analytics.support.command import joules, refused
+from powerd_analytics.optimise import recurrences
 from powerd_analytics.optimise.live import outcome_of
 from powerd_analytics.optimise.policy import Job, Observation, Outcome, Settings, Target, carry_out, find_policy
-from powerd_analytics.optimise.recurrences import Recurrences
+from powerd_analytics.optimise.recurrences import Recurrences, open_recurrences
 from powerd_analytics.optimise.traces import TraceEnvironment, read_zeus
 from powerd_core.errors import ConfigError
 
@@ -108,6 +110,30 @@ with Meter() as meter:
         meter.result(epoch=epoch, top1=0.3 * epoch)
 """
 SOURCE = '[[source]]\nkind = "sim"\nwaveform = "constant"\n'
+
+
+@pytest.mark.parametrize("state", ["{", "[]", "[" * 9000, '{"job": 1}', "null", b"\xff\xfe", 7])
+def test_a_damaged_state_is_one_line(known, state):
+    known.begin(known.new_recurrence())
+    with closing(sqlite3.connect(known.path)) as rows, rows:
+        rows.execute("UPDATE policies SET state = ?", (state,))
+    for ask in (lambda: open_recurrences(known.path, "small"), known.replay, lambda: known.begin(1)):
+        with pytest.raises(ConfigError, match=r"state.*(damaged: [^\n]{3,300}|cannot go on with it)$"):
+            ask()
+
+
+def test_it_says_that_it_waits_for_a_lock(known, monkeypatch):
+    known.new_recurrence()
+    monkeypatch.setattr(recurrences, "_SILENT_S", 0.001)
+    monkeypatch.setattr(recurrences, "_WAIT_S", 0.01)
+    told = []
+    monkeypatch.setattr(recurrences, "tell", told.append)
+    with closing(sqlite3.connect(known.path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(ConfigError, match="locked"):
+            known.new_recurrence()
+    assert [str(known.path) in text and "locked" in text for text in told] == [True]
+    assert known.new_recurrence() == 1
 
 
 def test_a_recurrence_of_a_recorded_training(capsys, tmp_path):

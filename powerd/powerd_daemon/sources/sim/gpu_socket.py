@@ -11,7 +11,9 @@ A request is one JSON object a line, and so is its answer.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 import os
 import selectors
 import socket
@@ -32,6 +34,8 @@ MAX_LINE = 1 << 16
 PARTS = ("wait_s", "core_s", "memory_s", "busy_w", "exchange_s")
 """The members of a piece of work."""
 _IDLE_S = 0.5
+_MOST = 1e6
+"""Neither seconds nor watts of a piece of work are more: a card that is never done would keep all others waiting."""
 _SETTERS = ("nvmlDeviceSet", "nvmlDeviceReset")
 
 
@@ -60,15 +64,26 @@ class Server:
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ, self._accept)
         self._clients: list[_Client] = []
+        self._spare = os.open(os.devnull, os.O_RDONLY)
+        """A descriptor to turn a client away with when there is no other."""
         self.is_stopping = False
 
     def serve(self) -> None:
-        while not self.is_stopping:
-            for key, _ in self._selector.select(self._patience_s()):
-                key.data()
-            self.node.advance(now_s())
+        """Clients hear of its end, whatever it ends by: none waits for ever."""
+        try:
+            while not self.is_stopping:
+                for key, _ in self._selector.select(self._patience_s()):
+                    key.data()
+                self.node.advance(now_s())
+                for client in list(self._clients):
+                    self._finish(client)
+        finally:
+            self.is_stopping = True
             for client in list(self._clients):
-                self._finish(client)
+                self._drop(client)
+            self._listener.close()
+            with contextlib.suppress(OSError):
+                os.close(self._spare)
 
     def _patience_s(self) -> float:
         waits = [_IDLE_S, *(client.due_s - now_s() for client in self._clients if client.due_s is not None)]
@@ -85,7 +100,18 @@ class Server:
             self._send(client, client.answer)
 
     def _accept(self) -> None:
-        accepted, _ = self._listener.accept()
+        try:
+            accepted, _ = self._listener.accept()
+        except BlockingIOError:
+            return
+        except OSError:  # no descriptor is left: this client is turned away, and hears of it
+            with contextlib.suppress(OSError):
+                os.close(self._spare)
+            with contextlib.suppress(OSError):
+                self._listener.accept()[0].close()
+            with contextlib.suppress(OSError):
+                self._spare = os.open(os.devnull, os.O_RDONLY)
+            return
         accepted.setblocking(False)
         pid, _, _ = struct.unpack("3i", accepted.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
         client = _Client(accepted, pid)
@@ -129,7 +155,7 @@ class Server:
             answer = self._answer(client, request)
         except Refusal as refusal:
             answer = {"nvml_error": refusal.code}
-        except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
             answer = {"error": printable(f"no such request: {error}", limit=200)}
         if answer is not None:
             self._send(client, answer)
@@ -140,6 +166,8 @@ class Server:
         gpu = self.node.gpus[int(request.get("gpu", 0))]
         if "work" in request:
             of = {name: float(request["work"][name]) for name in PARTS}
+            if not all(math.isfinite(n) and 0 <= n <= _MOST for n in of.values()):
+                raise ValueError(f"work of 0 to {_MOST:g} s and W")
             work = Work(of["wait_s"], of["core_s"], of["memory_s"], of["busy_w"], of["exchange_s"])
             client.work = work
             gpu.submit(work)
