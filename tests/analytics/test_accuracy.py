@@ -129,6 +129,7 @@ def test_joules_to_a_target_are_those_of_the_stretch_up_to_the_event(tmp_path_fa
 
 @pytest.mark.quick("joules to a target, the table")
 def test_the_table_to_a_target(tmp_path, capsys):
+    pytest.importorskip("pyarrow")
     for i, scale in enumerate((0.99, 1.0, 1.02)):
         run_with(tmp_path / f"a{i}.h5", said({"top1": 0.5}, {"top1": 0.97 + i / 1000}), scale, batch="small", seed=i)
     run_with(tmp_path / "b.h5", said({"top1": 0.4}, {"top1": 0.62}), batch="large")

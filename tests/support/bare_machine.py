@@ -73,27 +73,40 @@ def _gpus():
     return answer.stdout.splitlines() if answer.returncode == 0 else []
 
 
+def _missing_library(text):
+    """The library that an error is about, by the words of Python or of ours, and that is not installed; else None."""
+    for name in OPTIONAL:
+        words = (
+            f"`import {name}` failed",
+            f"No module named '{name}",
+            f"{name} is not installed",
+            f"need {name}",
+            f"needs {name}",
+        )
+        if any(phrase.lower() in text for phrase in words) and find_spec(name) is None:
+            return name
+    return None
+
+
+def _skip_without(report, path):
+    """A failure that is about a library which is not installed becomes a skip that says so."""
+    text = "\n".join([report.longreprtext, *(section for _, section in report.sections)]).lower()
+    if name := _missing_library(text):
+        report.outcome = "skipped"
+        report.longrepr = (str(path), 0, f"Skipped: {name} is not installed")
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report(collector):
-    """A file that imports what is not installed is skipped, and says what is missing."""
     report = yield
     if report.failed:
-        lines = str(report.longrepr).splitlines()
-        for name in OPTIONAL:
-            if find_spec(name) is None and any(f"No module named '{name}'" in line for line in lines):
-                report.outcome = "skipped"
-                report.longrepr = (str(collector.path), 0, f"Skipped: {name} is not installed")
+        _skip_without(report, collector.path)
     return report
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item, call):
-    """A test that comes to a library which is not installed is skipped, and says what is missing."""
+def pytest_runtest_makereport(item):
     report = yield
-    if report.failed and call.excinfo is not None:
-        text = str(call.excinfo.value)
-        for name, words in (*((name, f"No module named '{name}") for name in OPTIONAL), ("duckdb", "need DuckDB")):
-            if words in text and find_spec(name) is None:
-                report.outcome = "skipped"
-                report.longrepr = (str(item.path), 0, f"Skipped: {name} is not installed")
+    if report.failed:
+        _skip_without(report, item.path)
     return report

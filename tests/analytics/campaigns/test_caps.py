@@ -99,6 +99,7 @@ noise = 0.005
 
 @pytest.mark.quick("the one campaign of the quick tier, from the plan to the page")
 def test_commands_from_the_plan_to_the_page(tmp_path, capsys, monkeypatch):
+    pytest.importorskip("pyarrow")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "grid.toml").write_text(FILE)
     code, out, _ = joules(capsys, "campaign", "plan", "grid.toml", "--on", "sim:rtx6000")

@@ -214,6 +214,7 @@ def test_every_path_of_every_command_has_a_recipe_or_a_reason():
 @pytest.fixture(scope="module")
 def there(tmp_path_factory):
     """What the commands read."""
+    pytest.importorskip("pyarrow")
     folder = tmp_path_factory.mktemp("there")
     (folder / "runs").mkdir()
     one_run(folder / "run.h5", iterations=3)

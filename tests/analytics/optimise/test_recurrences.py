@@ -74,7 +74,8 @@ def test_a_process_that_vanished_is_lost_and_teaches_nothing(known):
     trial = known.begin(known.new_recurrence())
     assert trial.number == 1
     assert [outcome.ending for _, outcome in known.ended()] == ["lost"]
-    state = json.loads(sqlite3.connect(known.path).execute("SELECT state FROM policies").fetchone()[0])
+    with closing(sqlite3.connect(known.path)) as rows:
+        state = json.loads(rows.execute("SELECT state FROM policies").fetchone()[0])
     assert state["memory"]["past"] == []
 
 
@@ -82,7 +83,8 @@ def test_an_end_that_is_told_twice_counts_once(known):
     trial = known.begin(known.new_recurrence())
     for _ in range(2):
         known.end(trial, reached(trial))
-    state = json.loads(sqlite3.connect(known.path).execute("SELECT state FROM policies").fetchone()[0])
+    with closing(sqlite3.connect(known.path)) as rows:
+        state = json.loads(rows.execute("SELECT state FROM policies").fetchone()[0])
     assert len(state["memory"]["past"]) == 1
 
 
@@ -192,7 +194,8 @@ def test_a_hopeless_training_is_stopped_and_the_policy_learns_from_it(capsys, tm
     assert 1 <= stopped.epochs < 400
     assert stopped.energy_j > 0
     assert (tmp_path / f"ended-{trial.settings.batch_size}").exists()  # by SIGTERM, in order
-    state = json.loads(sqlite3.connect(known.path).execute("SELECT state FROM policies").fetchone()[0])
+    with closing(sqlite3.connect(known.path)) as rows:
+        state = json.loads(rows.execute("SELECT state FROM policies").fetchone()[0])
     past = {p["batch_size"]: p["is_reached"] for p in state["memory"]["past"]}
     assert past[trial.settings.batch_size] is False
     # The log, replayed, gives the same decisions; told another thing, it does not.
@@ -202,7 +205,7 @@ def test_a_hopeless_training_is_stopped_and_the_policy_learns_from_it(capsys, tm
     rows = json.loads(joules(capsys, "optimise", "replay", "--state", known.path, "--format", "json")[1])
     assert [row["ending"] for row in rows] == [outcome.ending for _, outcome in known.ended()]
     assert all(row["same"] == row["decisions"] > 0 for row in rows)
-    with sqlite3.connect(known.path) as log:
+    with closing(sqlite3.connect(known.path)) as log, log:
         log.execute("UPDATE steps SET told = replace(told, '0.9', '0.2') WHERE what = 'observe' AND number = 0")
         log.execute("UPDATE steps SET told = replace(told, 'reached', 'failed') WHERE what = 'end' AND number = 0")
     assert joules(capsys, "optimise", "replay", "--state", known.path)[0] == 1
