@@ -38,7 +38,7 @@ OPERATIONS = (
     "mkdir",
     "rmdir",
 )
-STEPS, SCANS = 15, 100
+STEPS, SCANS = 13, 100
 STEP_NS = SCANS * PERIOD_NS
 SECOND_NS = 10**9
 Tree = dict[str, bytes | None]
