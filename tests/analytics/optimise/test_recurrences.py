@@ -129,7 +129,7 @@ def test_a_hopeless_training_is_stopped_and_the_policy_learns_from_it(capsys, tm
         code, _, err = hopeless(capsys, tmp_path, url)
         assert code == 0, err
         assert "recurrence 1 of job: batch size 16" in err
-        assert "target reached in 3 epochs" in err
+        assert "target reached in 4 epochs" in err
         assert (tmp_path / "job-1.h5").exists()
         code, _, err = hopeless(capsys, tmp_path, url)
     assert code == 0
@@ -138,9 +138,9 @@ def test_a_hopeless_training_is_stopped_and_the_policy_learns_from_it(capsys, tm
     known = Recurrences(tmp_path / "state.sqlite", job, "ours")
     (_, first), (trial, stopped), *_, (_, last) = known.ended()
     assert (first.ending, stopped.ending, last.ending) == ("reached", "stopped", "reached")
-    assert first.epochs == 3
+    assert first.epochs == 4
     assert first.energy_j > 0
-    assert first.time_s >= 0.09
+    assert first.time_s >= 0.12
     assert 1 <= stopped.epochs < 400
     assert stopped.energy_j > 0
     assert (tmp_path / f"ended-{trial.settings.batch_size}").exists()  # by SIGTERM, in order
