@@ -142,7 +142,7 @@ def clock_saving_pct(name: str, network: Network) -> float:
 
 
 def campaign(noise: float, repeats: int = 5) -> tuple[int, float]:
-    """Krzywaniak's 33 caps x 6 networks x ``repeats`` runs in virtual time on one card: how many runs, and their hours."""
+    """Krzywaniak's 33 caps x 6 networks x ``repeats`` runs in virtual time on one card: how many, and their hours."""
     gpu, runs, seconds = SimulatedGpu(RTX_6000, seed=1), 0, 0.0
     for model, rows in table_2().items():
         network = timed(NETWORKS[NAMES[model]], float(rows[0]["time_s"]) / 250)

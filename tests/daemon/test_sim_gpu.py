@@ -112,7 +112,7 @@ class TestTime:
         assert train(gpu, 25)[1] > 1.01 * first
 
     def test_a_campaign_of_runs_of_full_length_in_virtual_time(self):
-        """A fifth of that of Krzywaniak et al.: 33 caps, 6 networks, a run each, by a card that warms up, with noise."""
+        """A fifth of that of Krzywaniak et al.: 33 caps, 6 networks, one run, by a card that warms up, with noise."""
         runs, hours = campaign(0.01, repeats=1)
         assert runs == 198
         assert 12 < hours < 14
