@@ -77,11 +77,12 @@ def test_the_training_is_the_same_with_it_without_it_and_unrecorded(tmp_path):
 
 
 def test_its_iterations_are_marked_as_nothing_and_later_ones_are():
-    training, meter = Training(), TapedMeter()
-    meter.watch(training.model, training.optimizer)
-    meter.record_kernels(training.step, 2)
-    assert meter.tree() == ""
-    training.step()
+    training = Training()
+    with TapedMeter() as meter:
+        meter.watch(training.model, training.optimizer)
+        meter.record_kernels(training.step, 2)
+        assert meter.tree() == ""
+        training.step()
     assert meter.tree() == "forward backward update"
 
 
