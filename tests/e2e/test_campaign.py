@@ -109,7 +109,7 @@ def test_caps_of_a_campaign_are_held_on_a_simulated_gpu(tmp_path, monkeypatch, c
     file.write_text(f"""
 [campaign]
 name = "caps"
-command = ["{sys.executable}", "{ROOT}/examples/sim_training.py", "--network", "vgg19", "--iterations", "6"]
+command = ["{sys.executable}", "{ROOT}/examples/sim_training.py", "--network", "vgg19", "--iterations", "4"]
 [factors]
 power_cap_w = [140, "default"]
 [order]

@@ -267,7 +267,7 @@ def test_kernels_take_as_long_as_the_batch_is_large_and_as_the_card_is_slow():
 @pytest.mark.timeout(170)
 def test_a_capped_training_takes_longer_and_less_power(tmp_path):
     record = [sys.executable, "-m", "powerd_analytics", "record", "--quiet", "--power-cap", "120", "-o", "caps.h5"]
-    command = [sys.executable, str(SCRIPT), "--model", "vgg19", "--batch-size", "32", "--iterations", "8"]
+    command = [sys.executable, str(SCRIPT), "--model", "vgg19", "--batch-size", "32", "--iterations", "5"]
     simulation = [sys.executable, "-m", "powerd_daemon", "sim-gpu", "--control", "--"]
     done = subprocess.run(
         [*simulation, *record, "--", *command, "--on", "sim:rtx6000"],
@@ -277,9 +277,9 @@ def test_a_capped_training_takes_longer_and_less_power(tmp_path):
     _, capped = phases_and_total(read_run(tmp_path / "caps.h5"))
     free = operate(RTX_6000, simulated.work_of("vgg19", 32, 1, RTX_6000), 260.0)
     assert capped["provenance"] == "simulated"
-    assert capped["time_s"] > 1.1 * 8 * free.time_s
+    assert capped["time_s"] > 1.1 * 5 * free.time_s
     assert capped["power_w"] < 120 < free.energy_j / free.time_s
-    assert capped["energy_j"] < 8 * free.energy_j
+    assert capped["energy_j"] < 5 * free.energy_j
     assert capped["gflops_per_w_executed"] > 0
 
 
