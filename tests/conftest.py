@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 # How long an example takes says how busy the machine is. What else is set (on CI: the same examples every time) stays.
-# `--hypothesis-profile=thorough` draws as many examples as hypothesis does by itself, where a test does not say a number.
+# `--hypothesis-profile=thorough` draws as many examples as hypothesis does by itself where a test says no number.
 settings.register_profile("thorough", parent=settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("powerd", parent=settings.get_profile("thorough"), max_examples=30)
 settings.load_profile("powerd")
