@@ -250,4 +250,4 @@ def test_a_board_that_is_started_again_and_again_makes_no_run_file_grow_quadrati
         return out.stat().st_size
 
     few, more, most = (bytes_of(lives) for lives in (10, 20, 40))
-    assert most - more < 2.5 * (more - few) + 20_000
+    assert most - more < 2.1 * (more - few) + 4_000
