@@ -141,15 +141,15 @@ def clock_saving_pct(name: str, network: Network) -> float:
     return 100 * (1 - min(joules.values()) / joules[TANG_DEFAULT[name]])
 
 
-def campaign(noise: float) -> tuple[int, float]:
-    """Krzywaniak's 33 caps x 6 networks x 5 runs in virtual time on one card: how many runs, and their hours."""
+def campaign(noise: float, repeats: int = 5) -> tuple[int, float]:
+    """Krzywaniak's 33 caps x 6 networks x ``repeats`` runs in virtual time on one card: how many, and their hours."""
     gpu, runs, seconds = SimulatedGpu(RTX_6000, seed=1), 0, 0.0
     for model, rows in table_2().items():
         network = timed(NETWORKS[NAMES[model]], float(rows[0]["time_s"]) / 250)
         for cap_w in CAPS:
             gpu.change("limit_w", float(cap_w))
             gpu.advance(gpu.now_s + 5.0)
-            for _ in range(5):
+            for _ in range(repeats):
                 seconds += gpu.train(network, 250, time_noise=noise, noise=noise).time_s
                 runs += 1
     return runs, seconds / 3600

@@ -24,7 +24,9 @@ from support.tiers import (  # noqa: F401 -- hooks and a fixture of every test
 from support.tiers import pytest_collection_modifyitems as _mark_slow
 
 # How long an example takes says how busy the machine is. What else is set (on CI: the same examples every time) stays.
-settings.register_profile("powerd", parent=settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# `--hypothesis-profile=thorough` draws as many examples as hypothesis does by itself where a test says no number.
+settings.register_profile("thorough", parent=settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("powerd", parent=settings.get_profile("thorough"), max_examples=30)
 settings.load_profile("powerd")
 
 # The suite starts hundreds of interpreters. Where no bytecode may be written, each compiles all that it imports.

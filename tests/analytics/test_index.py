@@ -45,6 +45,19 @@ def campaign(made, tmp_path):
     return Path(shutil.copytree(made, tmp_path / "runs"))
 
 
+@pytest.fixture(scope="module")
+def made_with_index(made, tmp_path_factory):
+    folder = Path(shutil.copytree(made, tmp_path_factory.mktemp("indexed") / "runs"))
+    index_runs(folder, jobs=1)
+    return folder
+
+
+@pytest.fixture
+def indexed(made_with_index, tmp_path):
+    """A copy to change, with its index."""
+    return Path(shutil.copytree(made_with_index, tmp_path / "runs"))
+
+
 def assert_same(found, expected):
     """The same rows in the same columns of the same types; attributes in any order."""
     pd.testing.assert_frame_equal(found, expected, check_like=True)
@@ -93,13 +106,14 @@ def test_attributes_are_columns_of_their_own_type_over_all_runs(tmp_path):
     assert attributes_in(index_frame(tmp_path)) == [f"{ATTRIBUTE}rate"]  # no run has the other any more
 
 
-def test_only_new_changed_and_broken_files_are_read(campaign, monkeypatch):
+def test_only_new_changed_and_broken_files_are_read(indexed, monkeypatch):
+    campaign = indexed
     (campaign / "z.h5").write_bytes(b"junk")
     index_runs(campaign, jobs=1)
     before = (campaign / "index.parquet").stat().st_mtime_ns
     os.utime(campaign / "a.h5", ns=(0, 0))
     (campaign / "b.h5").unlink()
-    one_run(campaign / "new.h5", iterations=3)
+    shutil.copy(campaign / "a.h5", campaign / "new.h5")
     read = []
     from powerd_analytics import index as indexing
 
@@ -155,8 +169,8 @@ def test_an_index_does_not_remember_how_it_came_about(tmp_path_factory, steps):
     assert pq.read_table(folder / "index.parquet").equals(pq.read_table(folder / "fresh.parquet"))
 
 
-def test_tables_and_compare_take_an_index(campaign, capsys):
-    joules(capsys, "index", campaign, "--jobs", "1")
+def test_tables_and_compare_take_an_index(indexed, capsys):
+    campaign = indexed
     index = campaign / "index.parquet"
     of_files = joules(capsys, "tables", campaign, "--format", "csv")
     assert of_files[0] == 0
@@ -172,17 +186,16 @@ def test_tables_and_compare_take_an_index(campaign, capsys):
 
 
 @pytest.mark.parametrize("kind", ["text", "parquet", "cut", "missing", "directory", "run"])
-def test_what_is_no_index(made, tmp_path, kind):
+def test_what_is_no_index(made_with_index, tmp_path, kind):
     path = tmp_path / "index.parquet"
     if kind == "text":
         path.write_text("a,b\n1,2\n")
     elif kind == "parquet":
         pq.write_table(pa.table({"a": [1]}), path)
     elif kind == "cut":
-        index_runs(made, path, jobs=1)
-        path.write_bytes(path.read_bytes()[:-50])
+        path.write_bytes((made_with_index / "index.parquet").read_bytes()[:-50])
     elif kind == "run":
-        shutil.copy(made / "a.h5", path)
+        shutil.copy(made_with_index / "a.h5", path)
     with pytest.raises(RunFileError, match=r"is no index|there is no index|has no index\.parquet"):
         open_index(tmp_path if kind == "directory" else path)
 
@@ -218,8 +231,8 @@ def test_links_are_followed_no_run_counts_twice_and_what_cannot_be_read_is_named
     assert "z.h5 has vanished" in err
 
 
-def test_an_index_of_another_version_is_refused_and_made_again(campaign):
-    index_runs(campaign, jobs=1)
+def test_an_index_of_another_version_is_refused_and_made_again(indexed):
+    campaign = indexed
     index = campaign / "index.parquet"
     table = pq.read_table(index)
     about = json.loads(table.schema.metadata[METADATA]) | {"version": [99, 1]}
@@ -388,15 +401,11 @@ def test_one_process_and_dask_give_the_same_in_the_order_of_the_paths(paths, das
             assert_same(result.value, run_frame(path))
 
 
-def test_workers_compute_with_one_thread_each(paths, monkeypatch):
+def test_a_file_that_kills_its_process_is_named_and_the_others_are_done_with_one_thread_each(paths, monkeypatch):
     monkeypatch.setenv("OPENBLAS_NUM_THREADS", "2")
-    assert [r.value for r in reduce_runs(paths[:2], reducers.threads, jobs=2)] == [1, 1]
-
-
-def test_a_file_that_kills_its_process_is_named_and_the_others_are_done(paths):
     told = []
     found = reduce_runs(paths, reducers.dies_of_1, jobs=2, progress=lambda share, text: told.append((share, text)))
-    assert [r.value for r in found] == ["0.h5", None, "2.h5", "3.h5"]
+    assert [r.value for r in found] == [("0.h5", 1), None, ("2.h5", 1), ("3.h5", 1)]
     assert found[1].error == f"{paths[1]}: the process that read it was killed (out of memory?)"
     assert told[0] == (0.0, "0 of 4 run files")
     assert told == sorted(told)

@@ -8,10 +8,10 @@ import pytest
 from command import joules
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from make_job import TRAINED, machine
+from make_job import LAUNCH, TRAINED, machine
 from make_run import S
 
-from powerd_analytics.figures import frame_from, rows_of
+from powerd_analytics.figures import frame_from, rows_of, run_frame, together
 from powerd_analytics.machines import Member, jobs_of, merge_machines
 from powerd_analytics.repeats import averaged
 from powerd_analytics.runs.run import read_run
@@ -32,10 +32,32 @@ def pair(tmp_path_factory):
     return [machine(path / "run.h5", 0), machine(path / "run.node1.h5", 1, begin_s=0.4)]
 
 
+@pytest.fixture(scope="module")
+def tables(pair):
+    return [phase_table(read_run(path)) for path in pair]
+
+
+@pytest.fixture(scope="module")
+def merged(pair):
+    return read_runs(pair)
+
+
+@pytest.fixture(scope="module")
+def frames(pair):
+    return [run_frame(path) for path in pair]
+
+
+def as_others(frames, about):
+    """The frames of a pair's machines with other cells, as further runs: (number of the machine, cells) of each."""
+    found = [
+        frames[number].assign(run=f"{i}", path=f"{i}.h5", run_id=f"{i}", **own) for i, (number, own) in enumerate(about)
+    ]
+    return together(found)
+
+
 class TestSums:
-    def test_the_total_is_the_sum_of_both_files_devices(self, pair):
-        frame = read_runs(pair)
-        tables = [phase_table(read_run(p)) for p in pair]
+    def test_the_total_is_the_sum_of_both_files_devices(self, merged, tables):
+        frame = merged
         (total,) = of_kind(frame, "total")
         assert len([row for table in tables for row in table.runs]) == 4
         expected = sum(row.energy_j for table in tables for row in table.totals)
@@ -49,9 +71,8 @@ class TestSums:
         assert [r["rank"] for r in ranks] == [0, 1, 2, 3]
         assert {r["iterations"] for r in ranks} == {6}
 
-    def test_phases_are_joules_of_all_ranks_and_seconds_of_one(self, pair):
-        records = read_runs(pair)
-        tables = [phase_table(read_run(p)) for p in pair]
+    def test_phases_are_joules_of_all_ranks_and_seconds_of_one(self, merged, tables):
+        records = merged
         for name in ("forward", "backward", "update", "iteration"):
             (row,) = of_kind(records, "phase", phase=name)
             parts = [p for t in tables for p in t.phases if p.phase == name]
@@ -86,11 +107,11 @@ class TestSums:
         assert forward["j_per_batch"] == pytest.approx(2 * alone[0].j_per_batch, rel=1e-3)
 
     @pytest.mark.quick("several machines of one training")
-    def test_a_machine_without_readings_leaves_no_sum(self, tmp_path):
-        paths = [machine(tmp_path / f"{i}.h5", i) for i in range(2)]
-        with h5py.File(paths[1], "r+") as file:
+    def test_a_machine_without_readings_leaves_no_sum(self, tmp_path, frames):
+        path = machine(tmp_path / "1.h5", 1)
+        with h5py.File(path, "r+") as file:
             file["lines/gpu0.nvml/flags"][:] = 1
-        records = read_runs(paths)
+        records = merge_machines(together([frames[0], run_frame(path)]))
         assert of_kind(records, "total")[0]["energy_j"] is None
         (forward,) = of_kind(records, "phase", phase="forward")
         assert forward["j_per_batch"] is None
@@ -128,21 +149,20 @@ class TestSums:
 
 
 class TestRecognition:
-    def test_repeats_of_one_command_with_the_same_address_are_jobs_of_their_own(self, tmp_path):
-        paths = []
-        for repeat in range(3):  # one after the other; machine 1's clock is 0.3 s behind
-            for number in range(2):
-                begin_s = repeat * (LENGTH_S + 0.1) - 0.3 * number
-                paths.append(machine(tmp_path / f"{repeat}.{number}.h5", number, begin_s=begin_s))
-        records = read_runs(sorted(paths, key=lambda p: p.name[2]))
-        assert [r["run"] for r in of_kind(records, "total")] == [f"{i}.0; {i}.1" for i in range(3)]
+    def test_repeats_of_one_command_with_the_same_address_are_jobs_of_their_own(self, frames):
+        # One after the other; machine 1's clock is 0.3 s behind.
+        begins_s = [(number, repeat * (LENGTH_S + 0.1) - 0.3 * number) for number in range(2) for repeat in range(3)]
+        records = merge_machines(as_others(frames, [(number, {"begin_unix_s": s}) for number, s in begins_s]))
+        assert [r["run"] for r in of_kind(records, "total")] == [f"{i}; {i + 3}" for i in range(3)]
         (total,) = of_kind(averaged(records), "total")
         assert total["runs"] == 3
         assert total["energy_j"] == pytest.approx(of_kind(records, "total")[0]["energy_j"], rel=1e-6)
 
-    def test_a_slurm_step_is_one_job_whatever_its_clocks_say(self, tmp_path):
-        paths = [machine(tmp_path / f"{i}.h5", i, job="slurm 7.0", begin_s=1e5 * i) for i in range(2)]
-        assert of_kind(read_runs(paths), "total")[0]["machines"] == 2
+    @pytest.mark.parametrize(("job", "machines"), [("slurm 7.0", [2]), (LAUNCH, [None] * 4)])
+    def test_a_slurm_step_is_one_job_whatever_its_clocks_say(self, frames, job, machines):
+        about = [(number, {"job": job, "begin_unix_s": 1e5 * number}) for number in range(2)]
+        records = merge_machines(as_others(frames, about))
+        assert [r["machines"] for r in of_kind(records, "total")] == machines
 
     @given(st.data())
     def test_no_rank_is_in_a_job_twice(self, data):
@@ -173,19 +193,17 @@ class TestByHand:
         assert row["energy_j"] == pytest.approx(expected)
 
     @pytest.mark.parametrize(
-        ("numbers", "machines", "text"),
+        ("number", "world_size", "text"),
         [
-            ((0, 0), (2, 2), "rank 0 is in .* they are not of one job"),
-            ((0, 1), (2, 3), "of a training of 4 ranks, .* of one of 6"),
-            ((0, 0), (2, 1), "not a part of a training over several machines"),
+            (0, 4, "rank 0 is in .* they are not of one job"),
+            (1, 6, "of a training of 4 ranks, .* of one of 6"),
+            (0, 2, "not a part of a training over several machines"),
         ],
     )
-    def test_what_cannot_be_one_job(self, tmp_path, capsys, numbers, machines, text):
-        paths = [
-            machine(tmp_path / f"{k}.h5", n, machines=m) for k, (n, m) in enumerate(zip(numbers, machines, strict=True))
-        ]
+    def test_what_cannot_be_one_job(self, frames, number, world_size, text):
+        both = as_others(frames, [(0, {}), (number, {"world_size": world_size})])
         with pytest.raises(AnalysisError, match=text):
-            read_runs(paths, is_one_job=True)
+            merge_machines(both, by_hand=True)
 
 
 class TestCommands:

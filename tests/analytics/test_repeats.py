@@ -38,7 +38,7 @@ def frame(*rows):
 @pytest.mark.parametrize("systematic", [0.0, 1.0, 3.0])
 def test_the_interval_of_a_mean_holds_the_truth_as_often_as_it_says(runs, systematic):
     """Runs that scatter by 1 % about 100 J, under a gain that all share and that is uniform within its limits."""
-    rng, inside, tries = np.random.default_rng(runs), 0, 4000
+    rng, inside, tries = np.random.default_rng(runs), 0, 2000
     for _ in range(tries):
         off = rng.uniform(-1, 1) * np.sqrt(3) * systematic
         values = 100 + off + rng.normal(0, 1, runs)

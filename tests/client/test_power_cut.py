@@ -38,7 +38,7 @@ OPERATIONS = (
     "mkdir",
     "rmdir",
 )
-STEPS, SCANS = 25, 100
+STEPS, SCANS = 15, 100
 STEP_NS = SCANS * PERIOD_NS
 SECOND_NS = 10**9
 Tree = dict[str, bytes | None]
@@ -137,7 +137,7 @@ def record(disk, out, monkeypatch):
     disk.now_ns = small_run.OFFSET_NS
     directory = small_run.claim_journal(out)
     lock = journals.lock(directory)
-    journal, writer = JournalWriter(directory), MarkWriter(directory, segment_records=32)
+    journal, writer = JournalWriter(directory), MarkWriter(directory, segment_records=26)
     kind = writer.kind("forward", {}, "host")
     for frame in (*small_run.head(), small_run.description()):
         journal.add(wire.decode(frame), frame)

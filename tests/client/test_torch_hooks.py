@@ -2,17 +2,17 @@
 
 import gc
 import os
-import subprocess
-import sys
+import pickle
 import threading
 import weakref
+from multiprocessing.context import set_spawning_popen
 
 import pytest
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from powerd_client import open_run, torch_hooks
+from powerd_client import Meter, open_run, torch_hooks
 from powerd_client.runfile import read_objects
 from powerd_core.errors import ConfigError
 from support.steady import steady_daemon
@@ -623,44 +623,41 @@ def test_a_watched_model_that_is_never_called_is_told(meter):
     assert note.startswith("watch: the watched Sequential was never called here, and backward never ran")
 
 
-CHILDREN = """
-import sys
-import torch
-import torch.multiprocessing as mp
-from torch import nn
-from powerd_client import Meter
+def test_what_is_sent_to_child_processes_that_begin_anew_is_told_once(meter):
+    model = network()
+    meter.watch(model)
+    set_spawning_popen(object())  # as `Process.start` does while it pickles what it sends
+    try:
+        for _ in range(2):
+            pickle.dumps(model)
+    finally:
+        set_spawning_popen(None)
+    model.eval()(X)
+    meter.close()
+    assert meter.tree() == "evaluation"
+    (note,) = meter.tape.notes
+    assert "was sent to child" in note
 
-def train(model):
-    model(torch.randn(4, 3)).sum().backward()
 
-if __name__ == "__main__":
-    how, board, out = sys.argv[1:]
-    model = nn.Linear(3, 2)
-    with Meter(board, out, quiet=True) as meter:
+def test_what_forked_child_processes_train_is_told_once(tmp_path):
+    out, model = tmp_path / "run.h5", nn.Linear(3, 2)
+    with steady_daemon() as daemon, Meter(daemon.url, out, quiet=True) as meter:
         meter.watch(model)
         for _ in range(2):
-            child = mp.get_context(how).Process(target=train, args=(model,))
-            child.start()
-            child.join()
-            assert child.exitcode == 0
-        model.eval()(torch.randn(4, 3))
-"""
-
-
-@pytest.mark.parametrize(("how", "what"), [("fork", "a forked child process ran"), ("spawn", "was sent to child")])
-def test_what_child_processes_train_is_told_once(tmp_path, how, what):
-    script, out = tmp_path / "script.py", tmp_path / "run.h5"
-    script.write_text(CHILDREN)
-    with steady_daemon() as daemon:
-        command = [sys.executable, script, how, daemon.url, out]
-        subprocess.run(command, check=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+            if (child := os.fork()) == 0:
+                try:
+                    model(X)
+                finally:
+                    os._exit(0)
+            os.waitpid(child, 0)
+        model.eval()(X)
     with open_run(out) as file:
         told = [m["text"] for m in read_objects(file["messages"]) if m["text"].startswith("watch: ")]
         kinds = [kind["name"] for kind in read_objects(file["phases/kinds"])]
         names = [kinds[k] for k in file["phases/kind"][:]]
     assert names == ["evaluation"]
     assert len(told) == 1
-    assert what in told[0]
+    assert "a forked child process ran" in told[0]
 
 
 def test_a_model_in_eval_mode_that_is_trained_is_no_news(meter):

@@ -338,7 +338,7 @@ def test_killed_at_every_step_of_its_life(tmp_path, monkeypatch, knob, is_change
 ACTS = ("nothing", "foreign", "reload", "reboot", "clamp")
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     at=st.integers(1, 80),
     act=st.sampled_from(ACTS),

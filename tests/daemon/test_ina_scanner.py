@@ -13,6 +13,7 @@ from ina_bench import MS, PERIOD, SHUNT_OHM, Bench, HeldUpClock, eight
 from powerd_core.errors import SensorError
 from powerd_core.model import BAD, Flag
 from powerd_daemon.clock import Deadlines
+from powerd_daemon.sources.ina import scanner
 from powerd_daemon.sources.ina.chips import CNVR, OVF, RST, Settings
 from powerd_daemon.sources.ina.scanner import Decoder, cycle_ratio
 from powerd_daemon.sources.ina.sensor_accuracy import Sensor
@@ -221,10 +222,11 @@ class TestOpening:
             bench.opened()
         assert bench.clock.now_ns() - began_ns < 2000 * MS
 
-    @pytest.mark.parametrize("error", [errno.EAGAIN, errno.EREMOTEIO, errno.ETIMEDOUT])
     @pytest.mark.parametrize("combines", [True, False])
-    def test_a_bus_that_another_master_has_is_asked_again(self, error, combines):
+    def test_a_bus_that_another_master_has_is_asked_again(self, combines, monkeypatch):
         """Two transfers fail, wherever in the opening: it begins, with all its chips."""
+        monkeypatch.setattr(scanner, "CYCLES", 1)  # one more is read as the one before
+        errors = errno.EAGAIN, errno.EREMOTEIO, errno.ETIMEDOUT
         first, failed = 0, 2
         while failed:
             transfers, failed = count(), 0
@@ -233,7 +235,7 @@ class TestOpening:
                 nonlocal failed
                 if first <= next(transfers) < first + 2:
                     failed += 1
-                    raise OSError(error, "lost to another master")
+                    raise OSError(errors[first % 3], "lost to another master")
 
             bench = Bench(sensors=eight()[:2], before=before, combines=combines).opened()
             assert bench.scanner.combined == combines
@@ -354,7 +356,7 @@ HOLDS = st.lists(st.tuples(st.integers(0, 60), st.one_of(st.integers(0, 3 * PERI
 COMINGS_AND_GOINGS = st.lists(st.tuples(st.integers(0, 12), st.integers(1, 7)), max_size=12)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(HOLDS, COMINGS_AND_GOINGS, st.booleans(), st.sampled_from([1, 4]), st.sampled_from([0, 400 * US]))
 def test_times_increase_and_no_scan_is_missing_in_silence(holds_ns, comings_and_goings, combines, bus_every, read_ns):
     """Whatever holds the process up, between transfers or in the middle of one, while chips come and go; also where

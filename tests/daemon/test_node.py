@@ -50,7 +50,7 @@ def gaps(made, stream=0):
 
 
 class TestConformance(SourceConformance):
-    polls = 400
+    polls = 200
 
     def make(self, start: Start) -> NodeSource:
         node = SimulatedNode(start.clock)

@@ -137,20 +137,20 @@ def sampled(clock: Oversleeping, until_ns: int, **options: object) -> tuple[Samp
 
 @pytest.mark.parametrize("waveform", ["training", "telegraph"])
 def test_readings_are_the_same_on_a_busy_machine(waveform):
-    options = {"waveform": waveform, "rate_hz": 50.0, "seed": 3}
+    options = {"waveform": waveform, "rate_hz": 10.0, "seed": 3}
     until_ns = 1_000_000_000 + 60 * S
     _, punctual = sampled(Oversleeping(0), until_ns, **options)
     clock = Oversleeping(2 * S)
     late, busy = sampled(clock, until_ns, **options)
     assert late.deadlines is not None
-    assert late.deadlines.missed > 2000  # it was late
+    assert late.deadlines.missed > 400  # it was late
     assert clock.late_ns > 45 * S
     assert late.statistics()["missed_deadlines"] == 0
     assert busy == punctual
     for readings in punctual.values():
-        assert len(readings["t_ns"]) > 2900
+        assert len(readings["t_ns"]) > 580
         assert not any(readings["flags"])
-        assert all(abs(b - a - S // 50) < 10_000 for a, b in pairwise(readings["t_ns"]))
+        assert all(abs(b - a - S // 10) < 10_000 for a, b in pairwise(readings["t_ns"]))
 
 
 def test_what_a_machine_that_stood_too_long_has_missed_is_a_hole():

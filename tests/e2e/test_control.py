@@ -16,7 +16,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples/sim_training.py"
 def test_three_caps_and_a_table(tmp_path, capsys):
     """Each run is under its cap, the caps are honoured, and the cheapest is neither the least nor the greatest."""
     record = [sys.executable, "-m", "powerd_analytics", "record", "--quiet", "--power-cap", "100,160,max"]
-    train = [sys.executable, str(EXAMPLE), "--network", "vgg19", "--iterations", "8"]
+    train = [sys.executable, str(EXAMPLE), "--network", "vgg19", "--iterations", "6"]
     done = subprocess.run(
         [sys.executable, "-m", "powerd_daemon", "sim-gpu", "--control", "--", *record, "-o", "caps.h5", "--", *train],
         capture_output=True,

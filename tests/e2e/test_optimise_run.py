@@ -13,16 +13,16 @@ BENCH = Path(__file__).parents[2] / "benchmarks" / "bench_recurrences.py"
 @pytest.mark.timeout(400)
 def test_recurrences_find_better_settings_though_they_are_killed(tmp_path):
     out = tmp_path / "found.json"
-    few = ["--recurrences", "4", "--kill-joules", "2", "--kill-training", "3", "--seeds", "10", "--json", str(out)]
+    few = ["--recurrences", "3", "--kill-joules", "1", "--kill-training", "2", "--seeds", "10", "--json", str(out)]
     done = subprocess.run([sys.executable, BENCH, *few], capture_output=True, text=True, check=False)
     assert out.exists(), done.stderr  # it has also seen every lease end, and no training outlive its `joules`
     found = json.loads(out.read_text())
     joules, training = found["kills"]
-    assert "recurrence 2: joules killed, status -9" in joules
-    assert "recurrence 3: training killed, status 2" in training
+    assert "recurrence 1: joules killed, status -9" in joules
+    assert "recurrence 2: training killed, status 2" in training
     assert "taught nothing: it exited with 137" in training
     assert found["endings"]["lost"] == 2
-    assert found["endings"]["reached"] == 4
+    assert found["endings"]["reached"] == 3
     assert found["decided_again"] == found["decisions"] > 10
     assert found["replay_status"] == 0
     # What it has chosen by then costs less than half of what the default settings cost beyond the oracle.

@@ -3,6 +3,7 @@ and as the tutorial's scripts, which print what their page shows, but for the nu
 
 import importlib.util
 import re
+import shlex
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 
+from analytics.support.command import joules
 from powerd_analytics.runs.run import read_run
 from powerd_analytics.table import phase_table
 from powerd_client import Meter
@@ -27,7 +29,7 @@ spec.loader.exec_module(renew)
 PAGE = (TUTORIAL / "scripts.md").read_text(encoding="utf-8")
 BLOCKS = {name: text for _, name, text in renew.BLOCK.findall(PAGE)}
 FIGURE = (TUTORIAL / "figure.md").read_text(encoding="utf-8")
-MARKS = {name: [pytest.mark.soak] for name in ("watch", "ranks", "killed")}  # other tests do these
+MARKS = {name: [pytest.mark.soak] for name in ("plain_loop", "watch", "ranks", "killed")}  # other tests do these
 for block, library in renew.NEEDS.items():
     MARKS[block] = [pytest.mark.skipif(importlib.util.find_spec(library) is None, reason=f"needs {library}")]
 
@@ -52,7 +54,19 @@ def test_a_script_of_the_tutorial_prints_what_the_page_shows_and_its_sums_agree(
 
 
 @pytest.mark.timeout(600)
-def test_the_way_to_a_figure_can_be_typed_from_the_page(tmp_path):
+def test_the_way_to_a_figure_can_be_typed_from_the_page(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    in_a_shell = renew.run
+
+    def run(line, directory):
+        if not line.startswith("$ joules ") or "|" in line:
+            return in_a_shell(line, directory)
+        code, out, err = joules(capsys, *shlex.split(line)[2:])
+        assert code == 0, err
+        return "\n".join(row.rstrip() for row in (out + err).strip("\n").splitlines())
+
+    monkeypatch.setattr(renew, "run", run)
     for name, text in re.findall(r"<!-- script: (\S+) -->\n```\w+\n(.*?)^```", FIGURE, re.DOTALL | re.MULTILINE):
         (tmp_path / name).write_text(text, encoding="utf-8")
     blocks = [text for _, _, text in renew.BLOCK.findall(FIGURE)]

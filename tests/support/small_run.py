@@ -76,7 +76,7 @@ def make_journal(out: Path, pieces: list[bytes], *, marks: bool = True) -> Path:
             writer.mark_at(forward, t + k * 100 * PERIOD_NS)
             writer.mark_at(~forward, t + (k * 100 + 60) * PERIOD_NS)
         writer.mark_at(~training, t + 1000 * PERIOD_NS)
-        writer.event("result", {"top1": 0.71})
+        writer.event("result", {"top1": 0.71}, t + 900 * PERIOD_NS)
         writer.close()
     return directory
 

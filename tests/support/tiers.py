@@ -25,6 +25,8 @@ TOLERANCE = 5
 
 QUICK = "not slow and not soak"
 """What `make test` chooses."""
+_MOST_OF_IT = 1000
+"""Where fewer tests were collected, the first of them pays for what all would load."""
 ROOT = Path(__file__).parents[2]
 LIST = ROOT / "tests" / "slow.txt"
 
@@ -119,7 +121,8 @@ _BEFORE = pytest.StashKey[tuple[float, int]]()
 @pytest.hookimpl(wrapper=True, trylast=True)
 def pytest_runtest_teardown(item):
     yield
-    if item.config.option.markexpr != QUICK or item.get_closest_marker("quick"):
+    is_whole = item.config.option.markexpr == QUICK and len(item.session.items) > _MOST_OF_IT
+    if not is_whole or item.get_closest_marker("quick"):
         return
     began_s, processes = item.stash[_BEFORE]
     took_s = cpu_s() - began_s

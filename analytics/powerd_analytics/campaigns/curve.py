@@ -142,15 +142,6 @@ class Choice(NamedTuple):
     """Caps that cannot be told from it, itself among them."""
 
 
-class Below(NamedTuple):
-    """The caps around the best one at which a metric beats the default."""
-
-    from_w: float
-    to_w: float
-    surely: tuple[float, float] | None
-    """Those where the difference is more than U95, least and greatest; None: nowhere."""
-
-
 @dataclass(frozen=True, slots=True)
 class Cells:
     """Means of the runs at each cap [K], with the levels of blocks taken off, and how they vary together."""
@@ -205,19 +196,6 @@ class CapCurve:
         _, value, u95 = self.values(metric)
         as_good = tuple(self.levels_w[is_as_good].tolist())
         return Choice(float(self.levels_w[i]), float(value[i]), float(u95[i]), as_good)
-
-    def range_below_default(self, metric: str) -> Below | None:
-        """None where no cap beats the default."""
-        m = Metric.parse(metric)
-        log_m, slopes = self._linear(m)
-        i = lowest(log_m)
-        from_i, to_i = _stretch(log_m < -TIE, i)
-        if from_i > to_i:
-            return None
-        is_sure = log_m + self._factor(0.975) * self._sd(slopes, self._default) < -TIE
-        sure = np.flatnonzero(is_sure[from_i : to_i + 1]) + from_i
-        surely = (float(self.levels_w[sure[0]]), float(self.levels_w[sure[-1]])) if len(sure) else None
-        return Below(float(self.levels_w[from_i]), float(self.levels_w[to_i]), surely)
 
     def draws(self, n: int, rng: np.random.Generator) -> tuple[Values, Values]:
         """ln E and ln t relative to the default, each [n, L], of curves drawn from what is known."""
@@ -355,15 +333,6 @@ def _levels(levels_w: Sequence[float]) -> Values:
     if len(levels) < 3 or not (np.isfinite(levels) & (levels > 0)).all():
         raise AnalysisError("levels of the cap: needs at least three, in watts above 0")
     return levels
-
-
-def _stretch(holds: NDArray[np.bool_], i: int) -> tuple[int, int]:
-    """First and last index of the unbroken stretch around ``i``; (i + 1, i) where it does not hold there."""
-    if not holds[i]:
-        return i + 1, i
-    fails = np.flatnonzero(~holds)
-    before, behind = fails[fails < i], fails[fails > i]
-    return int(before[-1]) + 1 if len(before) else 0, int(behind[0]) - 1 if len(behind) else len(holds) - 1
 
 
 # The form, for many sets of parameters at once

@@ -25,7 +25,6 @@ from powerd_core.errors import AnalysisError
 QUANTILE_AFTER_LOOKS, QUANTILE = 0.985, 0.975
 """Of Student's t, for 95 %: where the repeats end by a look at the interval, and where their number was fixed."""
 
-Cell = TypeVar("Cell", bound=Hashable)
 Block = TypeVar("Block", bound=Hashable)
 
 
@@ -73,15 +72,6 @@ class Repeats:
         """Whether a cell needs no more repeats: its interval is narrow enough, or it has the most."""
         n = np.size(values)
         return n >= self.least and (n >= self.most or self.interval(values).is_narrow)
-
-    def to_go_on(self, cells: Mapping[Cell, ArrayLike]) -> list[Cell]:
-        """The cells of the next block, in their order: those that need more repeats."""
-        return [cell for cell, values in cells.items() if not self.is_done(values)]
-
-    def wide(self, cells: Mapping[Cell, ArrayLike]) -> list[Cell]:
-        """The cells that have the most repeats, and whose interval is still too wide."""
-        ended = [cell for cell, values in cells.items() if np.size(values) >= self.most]
-        return [cell for cell in ended if not self.interval(cells[cell]).is_narrow]
 
 
 def ratio_to_reference(

@@ -167,16 +167,6 @@ def test_a_card_that_disobeys_the_form_is_found_out_and_its_set_still_holds_the_
     assert held == 5
 
 
-def test_where_a_metric_beats_the_default():
-    energy, time = truth(NETWORKS["alexnet"])
-    curve = fit(measured(energy, time, 0.003, 2), CAPS, 260, RTX_6000)
-    below = curve.range_below_default("edp")
-    true = [cap for cap, r in zip(CAPS, energy * time / (energy[-1] * time[-1]), strict=True) if r < 1 - 1e-9]
-    assert (below.from_w, below.surely[0]) == (true[0], true[0])
-    assert below.surely[1] <= true[-1] == 230
-    assert curve.range_below_default("t") is None
-
-
 def test_blocks_that_lack_caps_count():
     """Levels of blocks differ by a tenth; each block has a part of the caps."""
     energy, time = truth(NETWORKS["vgg19"])

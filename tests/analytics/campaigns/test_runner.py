@@ -335,13 +335,13 @@ def test_planted_heat_is_thrown_away_and_made_again(tmp_path):
         assert figures.energy_j.u95 == pytest.approx(0.0, abs=1e-6)  # no slowed run is among them
 
 
-def test_a_runner_that_is_killed_at_a_hundred_moments_ends_with_the_same_result(tmp_path):
+def test_a_runner_that_is_killed_at_fifty_moments_ends_with_the_same_result(tmp_path):
     script = Path(__file__).parents[2] / "support" / "kill_campaign.py"
-    command = [sys.executable, "-P", script, tmp_path, "100"]
+    command = [sys.executable, "-P", script, tmp_path, "50"]
     told = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=110)
     kills = json.loads(told.stdout)
-    assert kills["killed"] == 100
-    assert kills["at different states"] > 30  # of the journal: the moments were spread
+    assert kills["killed"] == 50
+    assert kills["at different states"] > 15  # of the journal: the moments were spread
     results = []
     for name in ("killed", "whole"):
         records = read_history(tmp_path / name).records

@@ -1,10 +1,10 @@
 """What rows of a simulation say, and the tables that come of it: phases, kernels, operations, pilots."""
 
-import subprocess
 import sys
 from dataclasses import replace
 
 import pytest
+from command import joules
 
 from powerd_analytics.campaigns.design import design_of
 from powerd_analytics.campaigns.findings import findings
@@ -121,7 +121,8 @@ with powerd_client.Meter() as meter:
 
 
 @pytest.mark.parametrize(("said", "why"), [("meter.result(epochs=3)", ""), ("pass", "it says no epochs")])
-def test_a_real_pilot_is_recorded_and_must_say_its_result(tmp_path, said, why):
+def test_a_real_pilot_is_recorded_and_must_say_its_result(tmp_path, monkeypatch, capsys, said, why):
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "pilot.py").write_text(PILOT.format(said=said))
     (tmp_path / "c.toml").write_text(f"""
 [campaign]
@@ -134,11 +135,10 @@ n = [1]
 [repeats]
 min = 1
 """)
-    command = [sys.executable, "-m", "powerd_analytics", "campaign", "run", "c.toml"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    code, _, err = joules(capsys, "campaign", "run", "c.toml")
     if why:
-        assert (done.returncode, why in done.stderr) == (2, True), done.stderr
-        assert "the pilot failed" in done.stderr
+        assert (code, why in err) == (2, True), err
+        assert "the pilot failed" in err
         return
-    assert done.returncode == 0, done.stderr
+    assert code == 0, err
     assert read_history(tmp_path / "c").pilot == 3

@@ -27,14 +27,6 @@ def test_a_fixed_number_of_repeats_is_not_looked_at():
     assert Repeats(1e-9, 5, 5).is_done(values)
 
 
-def test_cells_go_on_by_their_own_spread():
-    rule = Repeats(0.01, 3, 6)
-    quiet, noisy = [1.0, 1.001, 0.999], [1.0, 1.1, 0.9]
-    cells = {"few": quiet[:2], "quiet": quiet, "noisy": noisy, "noisy to the end": noisy * 2}
-    assert rule.to_go_on(cells) == ["few", "noisy"]
-    assert rule.wide(cells) == ["noisy to the end"]
-
-
 @given(st.lists(POSITIVE, min_size=1, max_size=25), st.floats(1e-3, 1e3))
 def test_units_do_not_matter(values, scale):
     rule = Repeats(0.02)

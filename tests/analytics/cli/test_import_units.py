@@ -179,16 +179,17 @@ class TestSeveralDevices:
         with open("power.csv", "w", encoding="utf-8") as file:
             print(heading, *rows, sep="\n", file=file)
 
-    @pytest.mark.parametrize("apart_ms", [0, 1, 40])
     @pytest.mark.parametrize(
-        ("heading", "columns"),
+        ("heading", "columns", "apart_ms"),
         [
-            ("index", ("0", "1")),
-            ("uuid", ("GPU-5f4d", "GPU-11aa")),
-            ("gpu", ("0", "1")),
-            ("device", ("cuda:0", "cuda:1")),
-            ("name", ("NVIDIA H100", "NVIDIA L4")),
-            ("pci.bus_id", ("00000000:07:00.0", "00000000:0F:00.0")),
+            ("index", ("0", "1"), 0),
+            ("index", ("0", "1"), 1),
+            ("index", ("0", "1"), 40),
+            ("uuid", ("GPU-5f4d", "GPU-11aa"), 0),
+            ("gpu", ("0", "1"), 1),
+            ("device", ("cuda:0", "cuda:1"), 40),
+            ("name", ("NVIDIA H100", "NVIDIA L4"), 0),
+            ("pci.bus_id", ("00000000:07:00.0", "00000000:0F:00.0"), 1),
         ],
     )
     def test_are_told_apart_by_their_column(self, write, capsys, apart_ms, heading, columns):

@@ -138,31 +138,33 @@ COUNTER = known.Sensor("counter", 1.0, counter=True, centre=0.1, noise=0.0)
 INSTANT = known.Sensor("instant", 0.1, low_pass=0.0133, centre=0.013, noise=2.0, stays=6.0)
 
 
-@pytest.mark.parametrize(("beside", "share"), [(INSTANT, 0.22), (COUNTER, 0.04)])
-def test_another_line_tells_the_joules_where_all_readings_see_the_same_moments(beside, share, tmp_path):
+def test_another_line_tells_the_joules_where_all_readings_see_the_same_moments(tmp_path):
     # As a GPU's driver: a sample every 20 ms behind a low-pass, iterations of exactly 20 ms, and joules each second or
     # power ten times a second, somewhere within 26 ms and every few seconds elsewhere.
     case = truth.in_step_scenarios()[0]
     assert (case.iteration, case.beside) == (0.02, ())
-    alone, both = (
-        {f.name: f for f in figures_of([replace(case, beside=lines)], tmp_path) if f.kind in ("iteration", "total")}
-        for lines in ((), (beside,))
-    )
+
+    def figures(*lines):
+        found = figures_of([replace(case, beside=lines)], tmp_path)
+        (run,) = phase_table(read_run(tmp_path / "run.h5")).runs
+        assert run.power_w == pytest.approx(run.energy_j / run.time_s)
+        return {f.name: f for f in found if f.kind in ("iteration", "total")}
+
+    alone = figures()
     assert alone["total"].u95_j > 0.4 * alone["total"].truth_j
-    (run,) = phase_table(read_run(tmp_path / "run.h5")).runs
-    assert run.power_w == pytest.approx(run.energy_j / run.time_s)
-    for name in ("iteration", "total", "run"):
-        assert abs(both[name].off) < 1
-        assert both[name].u95_j < share * both[name].truth_j
+    for beside, share in ((INSTANT, 0.22), (COUNTER, 0.04)):
+        both = figures(beside)
+        for name in ("iteration", "total", "run"):
+            assert abs(both[name].off) < 1
+            assert both[name].u95_j < share * both[name].truth_j
 
 
 @pytest.mark.parametrize("beside", [INSTANT, COUNTER])
-@pytest.mark.parametrize("factor", [0.2, 1.2])
-def test_a_line_of_another_power_changes_no_figure(beside, factor, tmp_path):
-    case = known.Scenario(known.SENSORS[6], "exponential", 0.027, seconds=20.0, beside=(beside,))
+def test_a_line_of_another_power_changes_no_figure(beside, tmp_path):
+    case = known.Scenario(known.SENSORS[6], "exponential", 0.027, seconds=10.0, beside=(beside,))
     path = known.make(tmp_path / "run.h5", case).path
     tables = []
-    for by in (1.0, factor, 0.0):
+    for by in (1.0, 0.2, 6.0, 0.0):  # of what it was before: 1.2 at last
         with h5py.File(path, "r+") as file:
             name = f"lines/gpu0.{beside.name}"
             if by:
@@ -170,8 +172,8 @@ def test_a_line_of_another_power_changes_no_figure(beside, factor, tmp_path):
             else:
                 del file[name]
         tables.append([(r.j_per_batch, r.u95_j) for r in phase_table(read_run(path)).phases])
-    right, wrong, none = tables
-    assert wrong == none
+    right, less, more, none = tables
+    assert less == more == none
     assert right != none  # it was looked at
 
 
@@ -198,11 +200,11 @@ def test_missing_readings_cost_little(tmp_path):
 
 def test_few_readings_are_not_believed(tmp_path):
     # Most readings are missing, also before and behind the training; of a short one an average of 1 s shows little.
-    few = [replace(truth.random_scenario(seed), missing=0.85, seconds=1.0, rest=0.0) for seed in range(0, 60, 4)]
+    few = [replace(truth.random_scenario(seed), missing=0.85, seconds=1.0, rest=0.0) for seed in range(0, 60, 8)]
     slow = next(s for s in known.SENSORS if s.window == 1.0)
-    short = [known.Scenario(slow, "steps", 0.02, seconds=0.06, rest=0.0, seed=seed) for seed in range(6)]
+    short = [known.Scenario(slow, "steps", 0.02, seconds=0.06, rest=0.0, seed=seed) for seed in range(3)]
     totals = [f for f in figures_of(few + short, tmp_path) if f.kind == "total"]
-    assert len(totals) > 20
+    assert len(totals) > 10
     assert max(abs(f.off) for f in totals) < 2
 
 

@@ -124,7 +124,7 @@ trees = st.recursive(
 )
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(trees, min_size=1, max_size=8))
 @example([FORWARD_D, ("forward", {}, [FORWARD_D])])
 def test_any_nesting_of_phases_adds_up(tmp_path_factory, nesting):
@@ -152,7 +152,7 @@ def trainings(draw):
     return [("epoch", {}, loop)] * 2 if draw(st.booleans()) else loop
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(trainings())
 def test_any_training_adds_up(tmp_path_factory, nesting):
     run = recorded(tmp_path_factory.mktemp("r") / "r.h5", nesting)
