@@ -57,13 +57,11 @@ $(MICROPYTHON_READY): | $(READY)
 		echo "Skipped: the firmware's tests under MicroPython (there is no Node.js with npm)"; \
 	fi
 
-PYTEST := $(BIN)/python -m pytest --dist worksteal
-
 test: $(READY)
-	$(PYTEST) -n $(WORKERS) -m 'not slow and not soak'
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m 'not slow and not soak'
 
 test-rest: $(READY) $(MICROPYTHON_READY)
-	$(PYTEST) -n $$((2 * $(WORKERS))) -m 'slow and not soak'
+	$(BIN)/python -m pytest -n $$((2 * $(WORKERS))) --dist loadgroup -m 'slow and not soak'
 
 test-all: test test-rest
 

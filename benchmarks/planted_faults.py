@@ -90,13 +90,13 @@ def first_failure(folder: Path, tier: str, workers: int) -> str:
         "-p",
         "no:cacheprovider",
     ]
-    command += ["--basetemp", str(folder / "build" / "tests")]
+    command += ["--basetemp", str(folder / "build")]
     done = subprocess.run(
         command, cwd=folder, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, check=False
     )
     failures = [line for line in done.stdout.splitlines() if line.startswith(("FAILED ", "ERROR tests"))]
-    if done.returncode and not failures:
-        failures = [f"ended with status {done.returncode}"]
+    if done.returncode not in (0, 1) or bool(failures) != bool(done.returncode):
+        raise RuntimeError(f"{folder}: the tests ended with status {done.returncode}: {done.stdout[-400:]}")
     return failures[0].partition(" - ")[0] if failures else ""
 
 
