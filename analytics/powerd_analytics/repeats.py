@@ -37,9 +37,8 @@ from powerd_analytics.text import joined
 
 FACTORS = (
     "kind", "host", "program", "campaign", "cell", "model", "batch_size", "gpus", "ranks", "rank_numbers", "world_size",
-    "machines",
-    "device", "device_name", "provenance", "power_cap_w", "clock_hz", "memory_clock_hz", "phase", "phase_path", "timing", "rank",
-    "operations_per_sample",
+    "machines", "device", "device_name", "provenance", "power_cap_w", "clock_hz", "memory_clock_hz", "phase",
+    "phase_path", "timing", "rank", "operations_per_sample",
 )  # fmt: skip
 """What must be the same for two rows to be repeats of one cell."""
 BASIS = ("gflops_convention", "gflops_basis")

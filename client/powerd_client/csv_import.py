@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal, DecimalException
 from itertools import pairwise
-from math import isfinite
+from math import gcd, isfinite
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -154,6 +154,8 @@ class Columns:
     """Of times of both files, in `TIMES_NS`."""
     devices: str | None = None
     has_decimal_comma: bool = False
+    step_j: float | None = None
+    """Of a counter: in which it moves, where the file shows finer ones or too few."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +182,20 @@ class _Series:
     @property
     def period_ns(self) -> int:
         return round(median(b[0] - a[0] for a, b in pairwise(self.readings)))
+
+    def accuracy(self, accuracy: Accuracy, step_j: float | None) -> Accuracy:
+        """That of a counter, whose step is the greatest in which all of its changes are whole ones.
+
+        Where it stands still between steps, the readings that mark one date it within their distance.
+        """
+        good = [(t_ns, code) for t_ns, code in self.readings if code is not None]
+        moved = [(b[0], b[1] - a[1]) for a, b in pairwise(good) if b[1] != a[1]]
+        step_j = step_j or gcd(*(by for _, by in moved)) / _CODES_PER_UNIT
+        stood_ns = [b[0] - a[0] for a, b in pairwise(moved)] or [0]
+        if median(stood_ns) <= 1.5 * self.period_ns:
+            return replace(accuracy, step_j=step_j)
+        left_out = min(1.0, self.period_ns / min(stood_ns))
+        return replace(accuracy, step_j=step_j * left_out, update_ns=round(median(stood_ns)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -567,7 +583,7 @@ def import_csv(
     end_ns = max(end_ns, *(p.end_ns for p in spans))
     # No clock of a run shows 0 or less. Seconds since the start of something do.
     shift_ns = max(0, 1_000_000_000 - begin_ns)
-    events = [*_run(power, unit, series, card, (begin_ns, end_ns), shift_ns, is_utc=bool(table.is_utc))]
+    events = [*_run(power, unit, series, card, (begin_ns, end_ns), shift_ns, asked.step_j, is_utc=bool(table.is_utc))]
     events += _marks(of_phases, spans, shift_ns)
     journal, held = journals.claim(out.absolute(), overwrite=overwrite)
     try:
@@ -583,8 +599,8 @@ def import_csv(
 
 
 def _run(
-    power: Path, unit: str, series: Sequence[_Series], card: SensorCard, span_ns: tuple[int, int], shift_ns: int, *,
-    is_utc: bool,
+    power: Path, unit: str, series: Sequence[_Series], card: SensorCard, span_ns: tuple[int, int], shift_ns: int,
+    step_j: float | None, *, is_utc: bool,
 ) -> Iterator[Event]:  # fmt: skip
     """Everything but the phases."""
     epoch, per_code, what = secrets.randbits(63), 1 / _CODES_PER_UNIT, f"imported from {power.name}"
@@ -597,8 +613,11 @@ def _run(
     conversion = CounterConversion("energy_uj", per_code) if is_counter else ScaledConversion("power_uw", per_code)
     streams, devices = [], []
     for number, of in enumerate(series):
-        is_mean = not is_counter and not card.accuracy.window_ns
-        accuracy = replace(card.accuracy, window_ns=of.period_ns) if is_mean else card.accuracy
+        accuracy = card.accuracy
+        if is_counter:
+            accuracy = of.accuracy(accuracy, step_j)
+        elif not accuracy.window_ns:
+            accuracy = replace(accuracy, window_ns=of.period_ns)
         about = f"{what}, rows of {of.label}" if of.label else what
         line = Line(of.line, of.device, conversion, card.provenance, accuracy, about)
         detail = {"file": str(power.absolute())}

@@ -12,7 +12,17 @@ from hypothesis import strategies as st
 
 from powerd_analytics.runs.run import read_run
 from powerd_analytics.table import phase_table
-from powerd_client.csv_import import READING_UNITS, SCALES, TIME_UNITS, TIMES_NS, named_unit
+from powerd_client.csv_import import (
+    READING_UNITS,
+    SCALES,
+    TIME_UNITS,
+    TIMES_NS,
+    Columns,
+    SensorCard,
+    import_csv,
+    named_unit,
+)
+from powerd_core.model import Accuracy, Provenance
 
 START = datetime(2026, 11, 28, 7, 11, 23)
 ROWS = 101
@@ -236,3 +246,60 @@ class TestSeveralDevices:
         assert imported(capsys)[0] == BOTH
         info = joules(capsys, "info", "run.h5")[1]
         assert info.count("98 good readings, 3 bad") == 2
+
+
+def counter_of(watts, step_j, every_s=1, seconds=1200):
+    """Rows of a counter that shows whole steps: its heading and joules."""
+    joules_so_far = [0.37 * step_j]
+    for i in range(10 * seconds):
+        joules_so_far.append(joules_so_far[-1] + watts(i / 10) / 10)
+    return [
+        "time_s,energy_J",
+        *(f"{t},{joules_so_far[10 * t] // step_j * step_j!r}" for t in range(0, seconds + 1, every_s)),
+    ]
+
+
+class TestCountersInSteps:
+    def imported(self, tmp_path, rows, step_j=None, length=20):
+        (tmp_path / "p.csv").write_text("\n".join(rows) + "\n")
+        begins = range(100, 1060, 2 * length)
+        phases = [f"train,{t + 0.5},{t + 0.5 + length},1" for t in begins]
+        (tmp_path / "ph.csv").write_text("\n".join(["name,begin,end,batch_size", *phases]) + "\n")
+        card = SensorCard("node", "meter", Provenance.MEASURED, Accuracy(0.005))
+        import_csv(tmp_path / "p.csv", tmp_path / "ph.csv", tmp_path / "r.h5", card, Columns(step_j=step_j))
+        return read_run(tmp_path / "r.h5")
+
+    @pytest.mark.parametrize(
+        ("step_j", "every_s", "asked", "told_j", "moves_s"),
+        [
+            (360, 1, None, 120, 4),  # at 100 W a step is 3 or 4 s
+            (3600, 1, None, 100, 36),  # whole watt-hours: a reading that marks one is a second late at most
+            (3600, 60, None, 3600, 0),  # it moves in each
+            (3600, 60, 36_000, 36_000, 0),
+            (1e-6, 1, None, 100, 0),  # never rests: the step is nothing that a meter of watt-hours has
+        ],
+    )
+    def test_are_found_and_dated_by_the_readings_that_mark_a_step(
+        self, tmp_path, step_j, every_s, asked, told_j, moves_s
+    ):
+        run = self.imported(tmp_path, counter_of(lambda t: 100, step_j, every_s), asked)
+        accuracy = run.lines["meter"].accuracy
+        assert accuracy.step_j == pytest.approx(told_j)
+        assert accuracy.update_ns == moves_s * 10**9
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("rest_w", [300, 60])
+    @pytest.mark.parametrize(("step_j", "every_s"), [(36, 1), (360, 1), (360, 10), (3600, 1), (3600, 10), (36_000, 1)])
+    @pytest.mark.parametrize("length", [4, 20])
+    def test_leave_the_truth_inside_every_interval(self, tmp_path, rest_w, step_j, every_s, length):
+        def watts(t):
+            return 300 if t >= 100.5 and (t - 100.5) % (2 * length) < length else rest_w
+
+        rows = counter_of(watts, step_j, every_s)
+        table = phase_table(self.imported(tmp_path, rows, length=length))
+        n, run_j = len(range(100, 1060, 2 * length)), sum(watts(i / 10) / 10 for i in range(12_000))
+        truths = [(table.phases[0].j_per_batch, table.phases[0].u95_j, 300 * length)]
+        truths += [(table.totals[0].energy_j, table.totals[0].u95_j, 300 * length * n)]
+        truths += [(table.runs[0].energy_j, table.runs[0].u95_j, run_j)]
+        for energy_j, u95_j, truth_j in truths:
+            assert energy_j is None or u95_j is None or abs(energy_j - truth_j) <= 1.2 * u95_j  # 95 of 100
