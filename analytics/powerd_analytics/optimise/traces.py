@@ -313,7 +313,11 @@ def _number(row: Mapping[str, str], name: str, path: Path, number: int, *, is_po
     except ValueError:
         value = math.nan
     if not abs(value) < _MOST or (is_positive and not value > 1 / _MOST):
-        raise AnalysisError(f"{path}, row {number}: {name} must be a number{' above 0' if is_positive else ''}")
+        what = (
+            f"{name} is {printable(str(row[name]), limit=40)!r}: it must be a number{' above 0' if is_positive else ''}"
+        )
+        hint = ": of a training without a cap, the card's default limit" if name == "power_cap_w" else ""
+        raise AnalysisError(f"{path}, row {number}: {what}{hint}")
     return value
 
 
@@ -338,7 +342,11 @@ def read_runs(path: Path, eta: float = 0.5) -> list[JobTrace]:
         )
         reached = row.get("reached", "true").strip().lower()
         if reached not in _REACHED or size != int(size):
-            wrong = "batch_size is no whole number" if reached in _REACHED else "reached is neither true nor false"
+            wrong = (
+                "batch_size is no whole number"
+                if reached in _REACHED
+                else f"reached is {reached!r}, neither true nor false"
+            )
             raise AnalysisError(f"{path}, row {number}: {wrong}")
         training = _Training(int(size), cap_w, epochs, energy_j, time_s, _REACHED[reached])
         trainings.setdefault(row["job"], []).append(training)
