@@ -8,7 +8,7 @@ import h5py
 import numpy as np
 import pytest
 from command import joules
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from make_campaign import one_run
 from make_job import TRAINED, machine, phases_of
@@ -264,15 +264,17 @@ NAMING = st.sampled_from(
 )  # fmt: skip
 FACTOR = st.sampled_from(
     [
-        ["--amp"], ["--no-amp"], ["--lr", "0.1"], ["--lr=-0.2"], ["lr=0.3"], ["train"], ["--save"], ["--log", "resnet"],
+        ["--amp"], ["--no-amp"], ["--lr", "0.1"], ["--lr=-0.2"], ["lr=0.3"], ["train"], ["--save", "--half"],
+        ["--log", "resnet"],
         ["--dry-run"], ["--drop-out", "0.5"], ["--time-out=3"], ["cfg/a.yaml"], ["--config", "b.yaml"], ["--"], ["-5"],
     ]
 )  # fmt: skip
 
 
+@settings(max_examples=40, deadline=None)
 @given(st.lists(FACTOR, max_size=5), st.lists(st.tuples(st.integers(0, 5), NAMING), max_size=4))
 def test_whatever_names_files_parts_no_programs_and_everything_else_does(factors, naming):
-    """Options of names may stand anywhere between the others, but a flag that could take a value."""
+    """Options of names may stand anywhere between the others. Only ``--save x/y`` may be a flag, and is none."""
 
     def program(number):
         options = [*factors]
