@@ -134,6 +134,7 @@ _SETTINGS = (
     "device_name",
     "power_cap_w",
     "clock_hz",
+    "memory_clock_hz",
     "provenance",
 )
 _BESIDE = tuple(f"{ATTRIBUTE}{name}" for name in (PASSES_OF, LAYER, "overlaps"))
@@ -270,7 +271,7 @@ def _seed_note(runs: Sequence[Record], name: str) -> str:
     for r in runs:
         value = number_of(r, f"{RESULT}{name}")
         if value is not None:
-            cap, clock = number_of(r, "power_cap_w"), number_of(r, "clock_hz") if r["clock_set"] else None
+            cap, clock = number_of(r, "power_cap_w"), number_of(r, "clock_hz")
             at = [f"{cap:g} W"] if cap is not None else []
             at += [f"{clock / 1e6:g} MHz"] if clock is not None else []
             cells.setdefault(f"{value:.9g}", []).append(f"{r['run']}{f' at {joined(*at)}' if at else ''}")

@@ -369,7 +369,17 @@ def _mean_sensors(side: Sequence[Sample], figure: str) -> dict[str, Sensor]:
 
 _ALWAYS = ("kind", "phase", "phase_path", "timing", "provenance")
 _OF_A_BATCH = ("iteration", "forward", "backward", "update")
-_SETTINGS = ("model", "batch_size", "gpus", "device", "device_name", "power_cap_w", "clock_hz", "host")
+_SETTINGS = (
+    "model",
+    "batch_size",
+    "gpus",
+    "device",
+    "device_name",
+    "power_cap_w",
+    "clock_hz",
+    "memory_clock_hz",
+    "host",
+)
 
 RUNS, SPREAD_OF_ONE, PHASES, FOLDED, NOTHING = (
     "runs", "runs of one side, the other has one", "iterations of one run", "iterations folded", "no repeats",
@@ -555,11 +565,8 @@ def _settings(
 ) -> tuple[tuple[str, ...], tuple[tuple[str, *tuple[Cell, ...]], ...]]:
     """The columns by which rows match, and those in which all of one side differs from all of another."""
     names, different = [*_ALWAYS], list[tuple[str, *tuple[Cell, ...]]]()
-    is_clock_set = any(s.record["clock_set"] is True for side in sides for s in side)
     for name in (*_SETTINGS, *factors):
         by_side = [list(dict.fromkeys(_value(s.record, name) for s in side)) or [None] for side in sides]
-        if name == "clock_hz" and not is_clock_set:
-            continue  # observed, not chosen: it varies by itself
         if any(len(values) > 1 for values in by_side):
             names.append(name)
         elif any(values != by_side[0] for values in by_side):

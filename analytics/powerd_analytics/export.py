@@ -175,7 +175,7 @@ def cell_text(name: str, value: float, places: int = 4) -> str:
     """A number for people: counts and settings as they are, figures in so many digits."""
     if name == "p" and value < 1e-4:
         return "< 0.0001"
-    if name == "clock_hz":
+    if name.endswith("clock_hz"):
         return f"{value / 1e6:.6g}"
     if isinstance(value, int) or name in ("batch_size", "power_cap_w", "gpus"):
         return f"{value:.6g}" if abs(value) < 1e6 else str(round(value))

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import dropwhile, pairwise
 from math import hypot, inf, isclose, isfinite, isnan, sqrt
@@ -41,7 +41,7 @@ from powerd_analytics.runs.phases import (
 )
 from powerd_analytics.runs.ranks import Ranks, device_identity, ranks_of
 from powerd_analytics.runs.run import Progress, Run, no_progress, pick, read_run, recalibrate
-from powerd_analytics.settings import OBSERVED, Driver, Setting, settings_of
+from powerd_analytics.settings import Driver, Setting, settings_of
 from powerd_analytics.table import (
     Group,
     GroupKey,
@@ -70,7 +70,7 @@ Record = dict[str, Cell]
 """One row of a frame, to read: None where there is no value."""
 Values = NDArray[np.float64]
 
-FRAME_VERSION = 2
+FRAME_VERSION = 3
 """Rises when a column changes its meaning or goes; new columns do not raise it."""
 
 # -- columns -----------------------------------------------------------------------------------------------------------
@@ -135,16 +135,17 @@ _COLUMNS: tuple[tuple[Any, ...], ...] = (
     ("power_cap_in_run", "text", "", "first", "first",
      "in a run in which the cap changed: which of its caps; changing: between two"),
     ("clock_hz", "number", "Hz", "mean", "none",
-     "SM clock that an event says was enforced, else that phases state, else median of what was observed",
-     "clock MHz"),
-    ("clock_set", "flag", "", "first", "first", "clock_hz was chosen, not observed"),
-    ("clock_basis", "text", "", "first", "first", "where that comes from: enforced, stated or observed"),
+     "SM clock that an event says was enforced, else that phases state; nothing where nobody set it", "clock MHz"),
+    ("clock_basis", "text", "", "first", "first", "where that comes from: enforced or stated"),
     ("clock_asked_hz", "number", "Hz", "first", "first", "SM clock that was asked, by phases or by an event"),
     ("clock_requested_hz", "number", "Hz", "first", "first", "SM clock that was requested of the driver"),
-    ("memory_clock_hz", "number", "Hz", "mean", "none", "memory clock, as clock_hz"),
+    ("clock_observed_hz", "number", "Hz", "mean", "none", "mean of the SM clock while the device worked: an outcome",
+     "observed MHz"),
+    ("memory_clock_hz", "number", "Hz", "mean", "none", "memory clock, as clock_hz", "memory MHz"),
     ("memory_clock_basis", "text", "", "first", "first", "as clock_basis"),
     ("memory_clock_asked_hz", "number", "Hz", "first", "first", "as clock_asked_hz"),
     ("memory_clock_requested_hz", "number", "Hz", "first", "first", "as clock_requested_hz"),
+    ("memory_clock_observed_hz", "number", "Hz", "mean", "none", "as clock_observed_hz"),
     ("verdict", "text", "", "all", "all", "whether what the device was set to was honoured: honoured, binding; "
      "honoured, slack; overridden; confounded; clock missed; unknown"),
     ("verdict_note", "text", "", "all", "all", "why, in a few words"),
@@ -756,26 +757,56 @@ def gpus_of(run: Run) -> int:
 
 
 _INTERPRETER = re.compile(r"python[\d.]*(\.exe)?|-.*")
-_NO_FACTOR = r"(?:\w+[-_])?(?:seed|out|output|save|logs?|run|repeat)(?:[-_](?:dir|path|file|name|id|to))?"
-_NO_FACTOR_OPTION = re.compile(rf" --?{_NO_FACTOR}(?:=\S+| (?!-)\S+)| -o \S+", re.IGNORECASE)
-_SEED_OPTION = re.compile(r"--?(?:\w+[-_])?seed", re.IGNORECASE)
-NO_FACTOR = re.compile(_NO_FACTOR, re.IGNORECASE)
+_NAMING = "(?:out|output|save|logs?|run|repeat)"
+NO_FACTOR = re.compile(
+    rf"(?:\w+[-_])?seed|{_NAMING}|(?:\w+[-_])?{_NAMING}[-_](?:dir|path|file|name|id|to)", re.IGNORECASE
+)
 """Names of attributes and options that never part cells: seeds, repeats, names of runs and files, output paths."""
+_MAY_BE_FLAGS = re.compile("save|logs?", re.IGNORECASE)
+"""Of these, options that have a value only where a path or a number follows."""
+_OPTION = re.compile(r"(?P<dashes>-{0,2})\+*(?P<name>[A-Za-z][\w.-]*)(?P<value>=.*)?", re.DOTALL)
+_SEED_OPTION = re.compile(r"--?(?:\w+[-_])?seed", re.IGNORECASE)
 
 
 def program_of(command: Sequence[str], path: Path) -> str | None:
     """Program and arguments, by which runs are repeats: the same whether `joules record` or a Meter wrote them down.
 
     Without what differs between repeats: a seed, output paths, the name of the run file, the file by which a notebook
-    is reached.
+    is reached. An option goes with its value, and a flag stays. An import is that of any log.
     """
     words = list(dropwhile(lambda word: _INTERPRETER.fullmatch(Path(word).name), command))
     if not words:
         return None
     program = Path(words[0]).name.removesuffix(".py").rpartition(".")[2]
-    arguments = [word for word in words[1:] if Path(word.rpartition("=")[2]).stem != path.stem]
-    is_notebook = program == "ipykernel_launcher"
-    return "notebook" if is_notebook else _NO_FACTOR_OPTION.sub("", shlex.join([program, *arguments]))
+    if program == "ipykernel_launcher":
+        return "notebook"
+    if (program, words[1:2]) == ("joules", ["import"]):
+        return "joules import"
+    factors = (word for word in _without_names(words[1:]) if Path(word.rpartition("=")[2]).name != path.name)
+    return shlex.join([program, *factors])
+
+
+def _without_names(words: Sequence[str]) -> Iterator[str]:
+    """A command's arguments without the options, as ``--out x``, ``-o x``, ``--seed=1`` or ``run.dir=x``, that part no
+    cells."""
+    is_value = False
+    for word, following in zip(words, [*words, "-"][1:], strict=True):
+        if is_value:
+            is_value = False
+            continue
+        option = _OPTION.fullmatch(word)
+        if option is None or not _parts_nothing(option["dashes"], option["name"].replace(".", "_"), option["value"]):
+            yield word
+        elif option["value"] is None:
+            is_value = not following.startswith("-") or parsed(following) is not None
+            if not is_value or (_MAY_BE_FLAGS.fullmatch(option["name"]) and not re.search(r"[./\d]", following)):
+                is_value = False
+                yield word  # a flag
+
+
+def _parts_nothing(dashes: str, name: str, value: str | None) -> bool:
+    is_option = bool(dashes) or value is not None
+    return is_option and (NO_FACTOR.fullmatch(name) is not None or (dashes, name) == ("-", "o"))
 
 
 def seed_of(attributes: Mapping[str, Any], command: Sequence[str]) -> str | None:
@@ -841,7 +872,6 @@ def frame_of(run: Run, table: PhaseTable) -> Frame:
             "power_cap_requested_w": setting.power_cap_w.requested,
             **_clock("clock", setting.clock_hz),
             **_clock("memory_clock", setting.memory_clock_hz),
-            "clock_set": setting.clock_hz.is_set,
             "verdict": setting.verdict or None,
             "verdict_note": setting.verdict_note or None,
             "is_held": setting.is_held,
@@ -926,12 +956,12 @@ _OBSERVED_FROM = 5
 
 
 def _clock(name: str, setting: Setting) -> dict[str, Any]:
-    is_known = setting.basis != OBSERVED or setting.readings >= _OBSERVED_FROM
     return {
-        f"{name}_hz": setting.value if is_known else None,
-        f"{name}_basis": setting.basis if is_known else None,
+        f"{name}_hz": setting.value,
+        f"{name}_basis": setting.basis,
         f"{name}_asked_hz": setting.asked,
         f"{name}_requested_hz": setting.requested,
+        f"{name}_observed_hz": setting.observed if setting.readings >= _OBSERVED_FROM else None,
     }
 
 

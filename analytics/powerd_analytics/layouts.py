@@ -216,9 +216,10 @@ def _accuracy(frame: Frame, choice: Choice, ignore: Sequence[str]) -> Table:
 # -- the tables of the field -------------------------------------------------------------------------------------------
 
 _ALWAYS = ("model", "device", "gpus", "batch_size")
-_VARYING = ("host", "program", "device_name", "power_cap_w", "clock_hz", "timing")
+_VARYING = ("host", "program", "device_name", "power_cap_w", "clock_hz", "memory_clock_hz", "timing")
 """Shown only where they tell rows apart, as attributes are."""
-_ORDER = ("model", "device_name", "device", "provenance", "host", "power_cap_w", "clock_hz", "gpus", "batch_size")
+_ORDER = ("model", "device_name", "device", "provenance", "host", "power_cap_w", "clock_hz", "memory_clock_hz",
+          "gpus", "batch_size")  # fmt: skip
 _OF_TRAINING = ["iterations", "time_s", "energy_j", "u95_j", "power_w", "edp_js", "u95_edp_js"]
 _OF_A_SAMPLE = ["s_per_sample", "j_per_sample", "u95_j_per_sample", "power_w", "edp_per_sample_js",
                 "u95_edp_per_sample_js"]  # fmt: skip

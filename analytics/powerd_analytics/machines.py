@@ -326,7 +326,14 @@ def _sum_of_machines(
     each_s = [number_of(r, "s_per_batch") or 0.0 for r in counted]
     n_ranks, mean_n = len(counted), sum(counts) / len(counted) if counted else 0.0
     # A batch is one in every rank: how many ranks share a device does not count.
-    row: dict[str, Any] = {**every[0], **about, "sharing": None, "ranks_counted": None, "clock_hz": None}
+    row: dict[str, Any] = {
+        **every[0],
+        **about,
+        "sharing": None,
+        "ranks_counted": None,
+        "clock_hz": None,
+        "memory_clock_hz": None,
+    }
     row |= {name: joined(*(r[name] for r in every)) or None for name in ("device_name", "method")}
     row["is_lower_bound"] = any(r["is_lower_bound"] is True for r in every)
     row["missing_s"] = sum(number_of(r, "missing_s") or 0.0 for r in every)

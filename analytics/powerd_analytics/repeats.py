@@ -1,8 +1,9 @@
 """Repeats of one configuration made one: their mean, and how sure it is.
 
 Two rows are of one cell where all `FACTORS` agree, and all attributes of the phases but those that name a run (a seed,
-an output path), and their clocks agree within `CLOCK_SHARE`. The mean of n repeats has n - 1 degrees of freedom for
-what averages out; what is systematic is shared by all of them, and does not.
+an output path). What was merely observed, such as a clock that nobody locked, is an outcome and parts no cells. The
+mean of n repeats has n - 1 degrees of freedom for what averages out; what is systematic is shared by all of them, and
+does not.
 """
 
 from __future__ import annotations
@@ -36,18 +37,17 @@ from powerd_analytics.text import joined
 
 FACTORS = (
     "kind", "host", "program", "campaign", "cell", "model", "batch_size", "gpus", "ranks", "rank_numbers", "world_size",
-    "machines",
-    "device", "device_name", "provenance", "power_cap_w", "phase", "phase_path", "timing", "rank",
-    "operations_per_sample",
+    "machines", "device", "device_name", "provenance", "power_cap_w", "clock_hz", "memory_clock_hz", "phase",
+    "phase_path", "timing", "rank", "operations_per_sample",
 )  # fmt: skip
-"""What must be the same for two rows to be repeats of one cell; the clock is compared by `CLOCK_SHARE`."""
+"""What must be the same for two rows to be repeats of one cell."""
 BASIS = ("gflops_convention", "gflops_basis")
 """What a figure of GFLOPS/W is made of. Repeats have it as they have joules: a run without these is a repeat too."""
 GFLOPS = ("gflops_per_w", "u_statistical_gflops_per_w", "u_systematic_gflops_per_w")
-CLOCK_SHARE = 0.03
-"""Observed clocks that differ by no more than this are one setting; clocks that were set must be the same."""
 CAP_STEP_W = 0.5
 """Limits are set in whole watts and told in milliwatts."""
+_STEPS = {"power_cap_w": CAP_STEP_W, "clock_hz": 1e5, "memory_clock_hz": 1e5}
+"""By factor, what is rounded away: clocks are whole megahertz."""
 OF_ALL_BATCHES = (
     "energy_j", "u95_j", "u_statistical_j", "u_systematic_j", "rectangle_j", "time_s", "rest_j", "missing_s", "off_by_j"
 )  # fmt: skip
@@ -66,31 +66,12 @@ def cells_of(frame: Frame, apart: Sequence[str] = (), ignore: Sequence[str] = ()
     cells."""
     names = dict.fromkeys([*factors_of(frame, ignore), *apart])
     keys = frame[list(names)].copy()
-    if "power_cap_w" in names:
-        keys["power_cap_w"] = (floats(frame, "power_cap_w") / CAP_STEP_W).round()
+    for name in _STEPS.keys() & names.keys():
+        keys[name] = (floats(frame, name) / _STEPS[name]).round()
     is_whole = frame["kind"].isin(WHOLE)
     for name in ("path", "run_id"):
         keys[f"own {name}"] = frame[name].where(is_whole)
-    cells = np.array(keys.groupby(list(keys.columns), dropna=False, sort=False).ngroup(), np.int64)
-    clocks, is_set = floats(frame, "clock_hz"), np.asarray(frame["clock_set"].fillna(False), bool)
-    parts = np.zeros(len(frame), np.int64)
-    for rows in pd.Series(np.arange(len(frame))).groupby(cells).agg(list) if "clock_hz" not in ignore else ():
-        parts[rows] = _by_clock(clocks[rows], is_set[rows])
-    return np.array(pd.DataFrame({"cell": cells, "part": parts}).groupby(["cell", "part"], sort=False).ngroup())
-
-
-def _by_clock(clock_hz: NDArray[np.float64], is_set: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """[rows] which setting of the clock; unknown ones are one setting, and the known one where there is only one."""
-    setting, found, lowest_hz = np.zeros(len(clock_hz), np.int64), 0, 0.0
-    was_set = False
-    for i in np.argsort(clock_hz, kind="stable"):
-        if np.isnan(clock_hz[i]):
-            continue
-        reach = 1 + (1e-6 if is_set[i] else CLOCK_SHARE)
-        if not found or clock_hz[i] > lowest_hz * reach or is_set[i] != was_set:
-            found, lowest_hz, was_set = found + 1, float(clock_hz[i]), bool(is_set[i])
-        setting[i] = found
-    return np.full_like(setting, found) if found == 1 else setting
+    return np.array(keys.groupby(list(keys.columns), dropna=False, sort=False).ngroup(), np.int64)
 
 
 def of_a_batch(frame: Frame, which: NDArray[np.bool_] | None = None) -> Frame:

@@ -4,7 +4,8 @@ What a script writes into the attributes of its phases is a label (*asked*). Wha
 *requested*: its management limit, or what an event says. What the driver held the card to is *enforced*: an auxiliary
 channel of its own, else what an event says (`powerd_core.settings`). The enforced value wins, and a note says where it
 is not what was asked. A device that no driver reads, such as one behind a sensor board, has its label alone. No driver
-tells a clock that was locked: without events a clock that phases state counts as chosen, any other is merely observed.
+tells a clock that was locked: without events a clock that phases state counts as chosen. A clock that was merely
+observed is an outcome, as the power is, and no setting.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ from powerd_core.settings import UNITS, KnobSetting
 from powerd_core.text import times
 from powerd_core.verdict import CLOCK_STEP_MHZ, Verdict, judge, worst
 
-ENFORCED, STATED, REQUESTED, OBSERVED = "enforced", "stated", "requested", "observed"
+ENFORCED, STATED, REQUESTED = "enforced", "stated", "requested"
 """Where the value of a setting comes from: the driver's channel, the phases' attributes, the limit that the driver had
-when its source was opened, what a channel showed while they ran."""
+when its source was opened."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +45,9 @@ class Setting:
     enforced: float | None = None
     """By the driver, all through; None where it changed meanwhile."""
     observed: float | None = None
-    """Median of what was read, of a quantity whose setting no driver tells."""
+    """Mean of what was read of it while the device worked: an outcome."""
     readings: int = 0
-    """So many is `observed` the median of."""
+    """So many is `observed` the mean of."""
     is_driven: bool = False
     """A driver tells what it enforces: nothing else stands for that."""
 
@@ -57,19 +58,14 @@ class Setting:
 
     @property
     def basis(self) -> str | None:
-        """Where `value` comes from: `ENFORCED`, `STATED`, `REQUESTED` or `OBSERVED`; None without a value."""
+        """Where `value` comes from: `ENFORCED`, `STATED` or `REQUESTED`; None without a value."""
         return self._told[1]
-
-    @property
-    def is_set(self) -> bool:
-        """Whether `value` was chosen, not observed."""
-        return self.basis not in (None, OBSERVED)
 
     @property
     def _told(self) -> tuple[float | None, str | None]:
         ways = [(self.enforced, ENFORCED)]
         if not self.is_driven:
-            ways += [(self.asked, STATED), (self.requested, REQUESTED), (self.observed, OBSERVED)]
+            ways += [(self.asked, STATED), (self.requested, REQUESTED)]
         return next(((value, basis) for value, basis in ways if value is not None), (None, None))
 
 
@@ -125,7 +121,7 @@ class Settings:
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        self._medians: dict[tuple[str, int, int, Enforced | None], tuple[float | None, int]] = {}
+        self._clocks: dict[tuple[str, str, tuple[int, int, Enforced | None]], tuple[float | None, int]] = {}
         self._requested: dict[str, Steps | None] = {}
         self._read: dict[str, Readings] = {}
         self._drivers: dict[str, str] = {}
@@ -265,7 +261,7 @@ class Settings:
     def _locked(
         self, device: str, knob: str, span: tuple[int, int, Enforced | None], stated: Mapping[str, Any]
     ) -> Setting:
-        """A clock: as events say that it was enforced, else as phases state it, else as it was observed."""
+        """A clock: as events say that it was enforced, else as phases state it."""
         (begin_ns, end_ns, setting), clock, driver = span, _CLOCKS[knob], self._driver(device)
         name = enforced_name(knob, UNITS[knob])
         steps = self._run.enforced.others.get((name, driver))
@@ -390,15 +386,19 @@ class Settings:
         self, driver: str, suffix: str, asked_mhz: float, span: tuple[int, int, Enforced | None]
     ) -> tuple[int, int]:
         """How often a clock was read while the device worked, and how often it was off its lock without a reason."""
+        clock_hz, bits = self._clock_with_events(driver, suffix, span)
+        works = (bits & _IDLE) == 0
+        off = np.abs(clock_hz * 1e-6 - asked_mhz) > CLOCK_STEP_MHZ
+        return int(works.sum()), int((works & off & ((bits & _SLOWED) == 0)).sum())
+
+    def _clock_with_events(
+        self, driver: str, suffix: str, span: tuple[int, int, Enforced | None]
+    ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        """Readings of a clock in hertz, and what the driver told in the same scans of why it was so."""
         t_ns, clock_hz = self._series(driver, suffix, span)
         events_ns, reasons = self._series(driver, "clock_events", span)
-        shared, mine, theirs = np.intersect1d(t_ns // _SCAN_NS, events_ns // _SCAN_NS, return_indices=True)
-        if not len(shared):
-            return 0, 0
-        bits = reasons[theirs].astype(np.int64)
-        works = (bits & _IDLE) == 0
-        off = np.abs(clock_hz[mine] * 1e-6 - asked_mhz) > CLOCK_STEP_MHZ
-        return int(works.sum()), int((works & off & ((bits & _SLOWED) == 0)).sum())
+        _, mine, theirs = np.intersect1d(t_ns // _SCAN_NS, events_ns // _SCAN_NS, return_indices=True)
+        return clock_hz[mine], reasons[theirs].astype(np.int64)
 
     def _series(
         self, driver: str, suffix: str, span: tuple[int, int, Enforced | None]
@@ -417,25 +417,17 @@ class Settings:
     # -- what is observed ------------------------------------------------------------------------------------------
 
     def _clock(self, device: str, suffix: str, span: tuple[int, int, Enforced | None]) -> tuple[float | None, int]:
-        """Median of a clock, and of how many readings."""
-        device = self._driver(device)
-        lines = [x for x in self._lines(device) if x.quantity == "clock_hz" and x.name.endswith(f".{suffix}")]
-        return next((found for x in lines if (found := self._median(x, span))[1]), (None, 0))
+        """Mean of a clock while the device worked, or of all readings where its driver does not tell when that was; and
+        of how many."""
+        key = driver, _, _ = self._driver(device), suffix, span
+        if key not in self._clocks:
+            clock_hz, bits = self._clock_with_events(driver, suffix, span)
+            worked = clock_hz[(bits & _IDLE) == 0] if len(bits) else self._series(driver, suffix, span)[1]
+            self._clocks[key] = float(worked.mean()) if len(worked) else None, len(worked)
+        return self._clocks[key]
 
     def _lines(self, device: str) -> list[RunLine]:
         return [line for line in self._run.lines.values() if line.device == device]
-
-    def _median(self, line: RunLine, span: tuple[int, int, Enforced | None]) -> tuple[float | None, int]:
-        c, key, (begin_ns, end_ns, setting) = line.conversion, (line.name, *span), span
-        if isinstance(c, QuantityConversion) and key not in self._medians:
-            read = self._good(line.name, c.column)
-            here = (read.t_ns >= begin_ns) & (read.t_ns <= end_ns)
-            if setting is not None:
-                here &= self._run.enforced.holds(setting, read.t_ns)
-            codes = read.codes[c.column][here]
-            median = float(np.median(codes)) * c.per_code if len(codes) else None
-            self._medians[key] = median, len(codes)
-        return self._medians.get(key, (None, 0))
 
     def _good(self, line: str, column: str) -> Readings:
         if line not in self._read:

@@ -18,14 +18,16 @@ import sys
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
 from decimal import Decimal, DecimalException
-from itertools import pairwise
-from math import isfinite
+from io import StringIO
+from itertools import groupby, pairwise
+from math import gcd, isfinite
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 from unicodedata import normalize
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from powerd_client import journal as journals
 from powerd_client.build import read_contents, write_file
@@ -93,6 +95,25 @@ _WATT_HOURS = re.compile(
 )
 """Watt-hours and watt-seconds, whatever stands between the two."""
 
+_NO_POWER = {
+    spelling: (of,)
+    for of, words in {
+        "amperes": "a ma ua ka current curr amp amps ampere amperes milliamps milliamperes",
+        "volts": "v mv uv kv voltage volt volts millivolts",
+        "per cent": "percent pct util utilization utilisation",
+        "temperature": "temperature temp degc degf celsius fahrenheit kelvin c f k",
+        "bytes": "b kb mb gb kib mib gib bytes",
+        "frequency": "hz khz mhz ghz rpm",
+        "apparent or reactive power": "va kva var kvar",
+        "decibels": "db dbm",
+    }.items()
+    for spelling in words.split()
+}  # fmt: skip
+"""Units of what is neither power nor energy, by their spellings without case."""
+_POWER_WORDS = {"p", "power", "watts", "watt", "e", "energy", "load", "consumption"}
+_NUMBERED = re.compile(r"(?:gpu|cuda|card|device|cpu|node|socket)[\s_:#-]*\d{1,4}(?!\d)", re.IGNORECASE)
+"""How the heading of a column begins that is one device's of a wide file."""
+
 _TIME_WORDS = {
     "time",
     "times",
@@ -113,16 +134,20 @@ _PLAIN_WORDS = _TIME_WORDS - {"date", "datetime"} | {
 """Numbers below a heading of these alone are seconds; any other word may be a unit that is not known here."""
 _LONGEST_UNSAID_NS = 10 * 10**9
 """Readings farther apart are no seconds unless somebody says so: they are milliseconds or less."""
-_DEVICE_IDS = ("index", "gpu_index", "gpu_idx", "gpu_id", "device_index", "device_id", "uuid", "gpu_uuid", "pci_bus_id",
+_DEVICE_IDS = ("gpu_index", "gpu_idx", "gpu_id", "device_index", "device_id", "uuid", "gpu_uuid", "pci_bus_id",
                "gpu_bus_id", "serial", "gpu_serial")  # fmt: skip
 """Headings of columns that say which device a row is of, as nvidia-smi and others write them."""
-_DEVICE_NAMES = ("gpu", "device", "card", "id", "gpu_name", "device_name", "name")
+_DEVICE_NAMES = ("index", "gpu", "device", "card", "id", "gpu_name", "device_name", "name")
 """Those that may say something else as well: they count where the devices take turns."""
-_TURNS, _BURSTS = 0.8, 5
-_FAILED = {"", "-", "nan", "na", "n/a", "#n/a", "none", "null", "err!", "error", "unknown error", "not supported"}
+_TURNS, _BURSTS, _CHANGES = 0.8, 5, 0.05
+_FAILED = {"", "-", "nan", "na", "n/a", "#n/a", "none", "null", "err!", "error", "unknown error", "not supported",
+           "unavailable", "unknown"}  # fmt: skip
 """What meters write for a reading that failed. nvidia-smi has others, in brackets: [N/A], [Unknown Error], ..."""
 _CELL = re.compile(r"([-+.,\deE]*?[\d.,])\s*([^\d\s.,+-]\D*)?")
 _SLASHED = re.compile(r"(\d{4})/(\d\d)/(\d\d)(?=\D|$)")
+_DAY_FIRST = re.compile(r"(\d{1,2})[./-](\d{1,2})[./-](\d{4})(?=\D|$)")
+_MOST_LINES_BELOW = 30
+"""So many lines below the last row may be a footer."""
 _CODES_PER_UNIT = 1_000_000
 _BLOCK_READINGS, _MARKS = 1000, 4096
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -154,6 +179,20 @@ class Columns:
     """Of times of both files, in `TIMES_NS`."""
     devices: str | None = None
     has_decimal_comma: bool = False
+    several: tuple[str, ...] = ()
+    """Columns of readings, each of a device of its own."""
+    has_day_first: bool = False
+    """Dates are day, month, year."""
+    time_zone: tzinfo = UTC
+    """Of dates that do not say theirs."""
+    step_j: float | None = None
+    """Of a counter: in which it moves, where the file shows finer ones or too few."""
+    bits: int | None = None
+    """Of a counter that goes round: at so many bits of its unit."""
+    is_per_interval: bool = False
+    """Energies are those since the row before."""
+    is_spread: bool = False
+    """Rows of one whole second are of one device, whatever their number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,8 +203,10 @@ class Imported:
     phases: int
     period_s: float
     devices: Mapping[str, str]
-    """By name what the column of devices says of each; nothing where there is no such column."""
+    """By name what the column of devices says of each, or its own column; nothing of one device."""
     device_column: str
+    notes: tuple[str, ...] = ()
+    """What was skipped, or is not as the file says it, a line each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +221,20 @@ class _Series:
     @property
     def period_ns(self) -> int:
         return round(median(b[0] - a[0] for a, b in pairwise(self.readings)))
+
+    def accuracy(self, accuracy: Accuracy, step_j: float | None) -> Accuracy:
+        """That of a counter, whose step is the greatest in which all of its changes are whole ones.
+
+        Where it stands still between steps, the readings that mark one date it within their distance.
+        """
+        good = [(t_ns, code) for t_ns, code in self.readings if code is not None]
+        moved = [(b[0], b[1] - a[1]) for a, b in pairwise(good) if b[1] != a[1]]
+        step_j = step_j or gcd(*(by for _, by in moved)) / _CODES_PER_UNIT
+        stood_ns = [b[0] - a[0] for a, b in pairwise(moved)] or [0]
+        if median(stood_ns) <= 1.5 * self.period_ns:
+            return replace(accuracy, step_j=step_j)
+        left_out = min(1.0, self.period_ns / min(stood_ns))
+        return replace(accuracy, step_j=step_j * left_out, update_ns=round(median(stood_ns)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,22 +262,70 @@ class _Table:
     def __init__(self, path: Path, asked: Columns, is_utc: bool | None = None) -> None:
         self.path, self.asked, self.is_utc = path, asked, is_utc
         """Whether times are dates; None until the first is read."""
+        self.skipped: list[str] = []
         try:
-            with path.open(encoding="utf-8-sig", newline="") as file:
-                first = file.readline()
-                file.seek(0)
-                reader = csv.reader(file, delimiter=max(",;\t", key=first.count))
-                rows = [(reader.line_num, [cell.strip() for cell in row]) for row in reader if any(row)]
+            text = self._decoded(path.read_bytes())
+            first, _, below = text.partition("\n")
+            separator = re.fullmatch(r"sep=(.)\s*", first, re.IGNORECASE)  # Excel's
+            delimiter = separator[1] if separator else max(",;\t", key=first.count)
+            reader = csv.reader(StringIO(below if separator else text, newline=""), delimiter=delimiter)
+            above = 1 if separator else 0
+            rows = [(reader.line_num + above, [cell.strip() for cell in row]) for row in reader if any(row)]
         except OSError as error:
             raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
         except (UnicodeDecodeError, csv.Error) as error:
             raise ConfigError(f"{path} is no CSV: {error}") from error
         if len(rows) < 2:
             raise ConfigError(f"{path} holds nothing: below a line of headings stands one row a reading, or a phase")
-        (_, self.heading), *self.rows = rows
-        for line, row in self.rows:
-            if len(row) != len(self.heading):
-                raise self.error(line, f"{len(row)} cells below {len(self.heading)} headings")
+        (_, self.heading), *below_it = rows
+        self.rows = self._without_what_is_no_row(below_it)
+
+    def _decoded(self, data: bytes) -> str:
+        if b"\0" in data[:2000]:
+            return data.decode("utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-16-le").removeprefix(
+                "\ufeff"
+            )
+        try:
+            return data.decode("utf-8-sig")
+        except UnicodeDecodeError:
+            self.skipped.append("its letters are Latin-1")
+            return data.decode("cp1252", errors="replace")
+
+    def _without_what_is_no_row(self, rows: list[tuple[int, list[str]]]) -> list[tuple[int, list[str]]]:
+        """Without headings that come again, as a logger writes them that is started anew, the line before one that was
+        cut off, and what stands below the last row: a footer, or a row that was cut off.
+
+        Raises `ConfigError` for any other row of another number of cells.
+        """
+        width = len(self.heading)
+        rows = [(line, row[:width] if not any(row[width:]) else row) for line, row in rows]
+        last = max((i for i, (_, row) in enumerate(rows) if len(row) == width), default=-1)
+        footer = rows[last + 1 :]
+        if last < 0 or len(footer) > _MOST_LINES_BELOW:
+            raise self.error(footer[0][0], f"{len(footer[0][1])} cells below {width} headings")
+        kept, again, cut = list[tuple[int, list[str]]](), list[int](), list[int]()
+        for (line, row), (_, following) in pairwise([*rows[: last + 1], (0, self.heading)]):
+            if row == self.heading:
+                again.append(line)
+            elif len(row) < width and following == self.heading:
+                cut.append(line)
+            elif len(row) != width:
+                raise self.error(line, f"{len(row)} cells below {width} headings")
+            else:
+                kept.append((line, row))
+        for lines, what in ((again, "headings that come again"), (cut, "rows that are cut off")):
+            if lines:
+                self.skipped.append(
+                    f"skipped {what} (line {', '.join(map(str, lines[:5]))}{', ...' * (len(lines) > 5)})"
+                )
+        if footer:
+            what = "a footer or a row that is cut off"
+            self.skipped.append(f"skipped {what} (from line {footer[0][0]}, {footer[0][1][0][:40]!r})")
+        return kept
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return (f"{self.path}: {'; '.join(self.skipped)}",) if self.skipped else ()
 
     def error(self, line: int, text: str) -> ConfigError:
         return ConfigError(f"{self.path}, line {line}: {printable(text, limit=400)}")
@@ -300,13 +403,33 @@ class _Table:
         return round(t_ns)
 
     def _date_ns(self, line: int, text: str) -> int:
+        day_first = _DAY_FIRST.match(text)
+        iso = _SLASHED.sub(r"\1-\2-\3", text)
+        if day_first and self.asked.has_day_first:
+            day, month, year = day_first.groups()
+            iso = f"{year}-{month:0>2}-{day:0>2}{text[day_first.end() :]}"
+        iso = re.sub(r"[, T]+(\d):", r" 0\1:", iso.replace(", ", " "))
         try:
-            moment = datetime.fromisoformat(_SLASHED.sub(r"\1-\2-\3", text))
+            moment = datetime.fromisoformat(iso)
         except ValueError:
             hint = self.comma_hint(text) or ": write a number, or UTC as in 2026-01-31T12:00:00.5Z"
+            if day_first and not self.asked.has_day_first:
+                hint = ": give --day-first if its day stands before its month"
             raise self.error(line, f"{text!r} is no time{hint}") from None
-        since = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)) - _EPOCH
+        since = (moment if moment.tzinfo else moment.replace(tzinfo=self.asked.time_zone)) - _EPOCH
         return since // timedelta(microseconds=1) * 1000
+
+
+def zone_of(name: str) -> tzinfo:
+    """A time zone by its name or its distance from UTC. Raises `ConfigError`."""
+    try:
+        offset = datetime.fromisoformat(f"2000-01-01T00:00{name}").tzinfo
+    except ValueError:
+        offset = None
+    try:
+        return offset or ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError, OSError) as error:
+        raise ConfigError(f"--time-zone {name}: write it as Europe/Madrid or +01:00") from error
 
 
 # -- headings --
@@ -358,47 +481,91 @@ def _speaks_of_time(heading: str) -> bool:
 # -- the readings --
 
 
-def _readings_column(table: _Table, times: _TimeColumn) -> int:
-    if table.asked.readings is not None:
-        return table.column(table.asked.readings)
+def _readings_columns(table: _Table, times: _TimeColumn) -> list[int]:
+    """The column of the readings; of a wide file, those of several devices."""
+    asked = table.asked
+    if asked.readings is not None or asked.several:
+        return [table.column(of) for of in asked.several or (asked.readings or "",)]
     known = {*_DEVICE_IDS, *_DEVICE_NAMES}
     others = [i for i, of in enumerate(table.heading) if i != times.place and "_".join(_words(of)) not in known]
-    others = [i for i in others if table.heading[i] != table.asked.devices]
+    others += [i for i, of in enumerate(table.heading) if _NUMBERED.match(of) and i not in others and i != times.place]
+    others = sorted(i for i in others if table.heading[i] != asked.devices)
+    numbered = [_NUMBERED.match(table.heading[i]) for i in others]
+    names = {match[0].casefold() for match in numbered if match}
+    behind = {table.heading[i][match.end() :] for i, match in zip(others, numbered, strict=True) if match}
+    if len(others) > 1 and len(names) == len(others) and len(behind) == 1:
+        return others
     if len(others) != 1:
-        names = ", ".join(of for i, of in enumerate(table.heading) if i != times.place)
-        raise table.error(1, f"which column holds the readings? give --column, one of {names}")
-    return table.column(table.heading[others[0]])
+        there = ", ".join(repr(of) for i, of in enumerate(table.heading) if i != times.place)
+        raise table.error(
+            1, f"which column holds the readings? give --column or, of several devices, --columns: {there}"
+        )
+    return [table.column(table.heading[others[0]])]
 
 
-def _unit_of_readings(table: _Table, place: int) -> str:
-    """That asked for, that of the heading, or the one that stands in the first good cell."""
-    heading = table.heading[place]
+def _unit_of_readings(table: _Table, place: int) -> str | None:
+    """That asked for or that of the heading; None where each cell names its own.
+
+    Raises `ConfigError` for a heading or a cell of what is no power or energy, or of another unit than asked for.
+    """
+    heading, asked = table.heading[place], table.asked.unit
+    named = named_unit(heading, READING_UNITS)
+    units = {named} if named else _either_unit(heading)
+    if not units and (other := _other_quantity(heading)) is not None:
+        raise table.error(1, f"{heading!r} is of {other}, which is no power or energy: give --column or --columns")
+    if asked is not None and units and asked not in units:
+        raise table.error(
+            1, f"the heading {heading!r} says {' or '.join(sorted(units))}, --unit says {asked}: mend one of them"
+        )
+    if asked is not None or len(units) == 1:
+        return asked or next(iter(units))
     cells = (_CELL.fullmatch(row[place]) for _, row in table.rows if not _is_failed(row[place]))
     cell = next(cells, None)
-    of_cell = named_unit(cell[2], READING_UNITS) if cell is not None and cell[2] else None
-    unit = table.asked.unit or named_unit(heading, READING_UNITS) or of_cell
-    if unit is None:
-        why = f"the heading {heading!r} names no unit of power or energy that is known"
-        raise table.error(1, f"{why}: give --unit W, or J for a counter of joules")
-    return unit
+    if cell is not None and cell[2] and not units:
+        if named_unit(cell[2], READING_UNITS) is None:
+            raise table.error(
+                1, f"{cell[2]!r} in the cells below {heading!r} is no unit of power or energy that is known"
+            )
+        return None
+    why = f"the heading {heading!r} names no unit of power or energy that is known"
+    raise table.error(1, f"{why}: give --unit W, or J for a counter of joules")
+
+
+def _either_unit(heading: str) -> set[str]:
+    """What a heading of capitals alone, as POWER_MW, may name."""
+    words = _words(heading)
+    return set(READING_UNITS.get(words[-1], ())) if heading.isupper() and words else set()
+
+
+def _other_quantity(heading: str) -> str | None:
+    """Of what a heading is that names no power or energy: ``I [A]``, ``gpu_temp_c``, ``load %``; and not ``power_a``,
+    that of a conductor."""
+    text = heading.replace("%", "percent").replace("°", "deg")
+    other, words = named_unit(text, _NO_POWER), {*_words(text)}
+    if other is None or _bracketed(text) or "percent" in words:
+        return other
+    is_told = any(len(word) > 1 and _NO_POWER.get(word) == (other,) for word in words)
+    return other if is_told and not words & _POWER_WORDS else None
 
 
 def _is_failed(text: str) -> bool:
     return text.casefold() in _FAILED or (text.startswith("[") and text.endswith("]"))
 
 
-def _code(table: _Table, line: int, text: str, unit: str) -> int | None:
-    """Microwatts or microjoules; None for a reading that failed."""
+def _code(table: _Table, line: int, text: str, unit: str | None) -> int | None:
+    """Microwatts or microjoules; None for a reading that failed. Without a ``unit`` the cell names its own."""
     if _is_failed(text):
         return None
     cell = _CELL.fullmatch(text)
-    is_of_unit = cell is not None and (not cell[2] or named_unit(cell[2], READING_UNITS) == unit)
-    number = table.number(cell[1]) if cell is not None and is_of_unit else None
-    if number is None:
-        raise table.error(line, f"{text!r} is no number of {unit}{table.comma_hint(text)}")
-    code = number * SCALES[unit] * _CODES_PER_UNIT
+    of = named_unit(cell[2], READING_UNITS) if cell is not None and cell[2] else unit
+    number = table.number(cell[1]) if cell is not None and of is not None and unit in (None, of) else None
+    if number is None or of is None:
+        raise table.error(
+            line, f"{text!r} is no number {f'of {unit}' if unit else 'with its unit'}{table.comma_hint(text)}"
+        )
+    code = number * SCALES[of] * _CODES_PER_UNIT
     if not abs(code) < 1 << 62:
-        raise table.error(line, f"{text} {unit} is beyond what any meter measures")
+        raise table.error(line, f"{text} {of} is beyond what any meter measures")
     return round(code)
 
 
@@ -420,14 +587,22 @@ def _device_column(table: _Table, times_ns: Sequence[int], taken: Collection[int
         is_told = is_told or (devices == 1 and not name.endswith("name"))  # of two GPUs of one product
         # A column with as many values as rows numbers the rows.
         is_several = devices > 1 and devices * devices <= len(labels)
-        if is_several and (name in _DEVICE_IDS or _take_turns(labels, devices)):
+        if is_several and (name in _DEVICE_IDS or _take_turns(labels, devices) or _changes(name, labels)):
             return places[name]
-    if not is_told and _come_in_bursts(times_ns):
+    is_whole = not any(t_ns % 10**9 for t_ns in times_ns)  # see `_spread`
+    if not is_told and not is_whole and _come_in_bursts(times_ns):
         raise table.error(1, f"rows come in bursts, as those of several devices do; {_TELL_APART}")
     return None
 
 
 _TELL_APART = "a column has to say which device a row is of (index, uuid, or --device-column)"
+
+
+def _changes(name: str, labels: Sequence[str]) -> bool:
+    """Whether an ``index`` goes to and fro as devices do that are read at rates of their own. One that numbers epochs
+    has many rows of each."""
+    changes = sum(a != b for a, b in pairwise(labels))
+    return name == "index" and changes >= _CHANGES * len(labels)
 
 
 def _take_turns(labels: Sequence[str], devices: int) -> bool:
@@ -450,42 +625,132 @@ def _come_in_bursts(times_ns: Sequence[int]) -> bool:
     return length > 1 and count >= 0.9 * lengths.total()
 
 
-def _series(table: _Table, card: SensorCard) -> tuple[str, str, list[_Series]]:
-    """The readings' unit, the heading of the column of devices (or none), and the readings of each device."""
-    times = table.time_column()
-    place = _readings_column(table, times)
-    unit = _unit_of_readings(table, place)
+@dataclass(frozen=True, slots=True)
+class _Log:
+    """The readings of a file, by device."""
+
+    is_counter: bool
+    device_column: str
+    """What says which device a reading is of: a column, or those of a wide file; empty of one device."""
+    series: list[_Series]
+    notes: tuple[str, ...]
+    centre_ns: int
+    """So far the times of readings may be off that are whole seconds."""
+
+
+def _read_log(table: _Table, card: SensorCard) -> _Log:
+    asked, times = table.asked, table.time_column()
+    places = _readings_columns(table, times)
+    units = [_unit_of_readings(table, place) for place in places]
     times_ns = [table.time_ns(line, row, times) for line, row in table.rows]
-    device_column = _device_column(table, times_ns, (times.place, place))
+    device_column = _device_column(table, times_ns, (times.place, places[0])) if len(places) == 1 else None
+    spread = _spread(table, times_ns, device_column)
+    is_spread = spread != times_ns
+    notes = (*table.notes, *([f"{table.path}: {_SPREAD}"] if is_spread else ()))
     of_device: dict[str, list[tuple[int, int | None]]] = {}
-    last: dict[str, int] = {}
-    for t_ns, (line, row) in zip(times_ns, table.rows, strict=True):
-        label = "" if device_column is None else row[device_column]
-        if device_column is not None and _is_failed(label):
-            raise table.error(line, f"{label!r} does not say which device the row is of")
-        readings, code = of_device.setdefault(label, []), _code(table, line, row[place], unit)
-        if readings and t_ns <= readings[-1][0]:
-            hint = f": {_TELL_APART}" if device_column is None and t_ns in (readings[-1][0], times_ns[0]) else ""
-            raise table.error(line, f"its time {row[times.place]} is not behind that of the row before{hint}")
-        if code is not None:
-            if unit not in POWERS and code < last.get(label, code):
-                raise table.error(line, f"the counter goes back to {row[place]}: import what lies before it alone")
-            last[label] = code
-        readings.append((t_ns, code))
+    kinds = set[bool]()
+    for place, unit in zip(places, units, strict=True):
+        of_place, is_counter = _of_column(table, times, spread, place, unit, device_column)
+        kinds.add(is_counter)
+        of_device |= {table.heading[place]: of_place[""]} if len(places) > 1 else of_place
+    if len(kinds) > 1:
+        raise table.error(1, "some columns are powers and some are energies: import them one at a time")
+    (is_counter,) = kinds
     for label, readings in of_device.items():
+        of = f" of {label}" if label else ""
+        codes = {code for _, code in readings if code is not None}
         if sum(code is not None for _, code in readings) < 2:
-            of = f" of {label}" if label else ""
             raise ConfigError(f"{table.path} holds fewer than two readings{of}: there is nothing between them")
-    heading = "" if device_column is None else table.heading[device_column]
+        if is_counter and len(codes) == 1 and asked.step_j is None:
+            raise ConfigError(f"{table.path}: the counter{of} never moves; give --step-j if its step is so coarse")
+    heading = "" if device_column is None else f"the column {table.heading[device_column]!r}"
+    names = (_names_of_columns if len(places) > 1 else _device_names)(card, [*of_device])
     series = [
         _Series(device, label, _line_name(card, device, len(of_device)), of_device[label])
-        for device, label in _device_names(card, [*of_device]).items()
+        for device, label in names.items()
     ]
     slowest_ns = max(of.period_ns for of in series)
     if times.is_assumed and not table.is_utc and slowest_ns >= _LONGEST_UNSAID_NS:
         why = f"a reading every {slowest_ns * 1e-9:g} s? The heading {times.heading!r} names no unit"
         raise table.error(1, f"{why}: give --time-unit, s or ms")
-    return unit, heading, series
+    return _Log(is_counter, heading or (_WIDE if len(places) > 1 else ""), series, notes, 10**9 if is_spread else 0)
+
+
+_WIDE = "their columns"
+_SPREAD = "its times are whole seconds: rows of one second are spread evenly over it"
+
+
+def _of_column(
+    table: _Table, times: _TimeColumn, times_ns: Sequence[int], place: int, unit: str | None, device_column: int | None
+) -> tuple[dict[str, list[tuple[int, int | None]]], bool]:
+    """The readings of one column by the labels of its devices, and whether they are those of a counter."""
+    asked = table.asked
+    if unit is None:
+        first = next(row[place] for _, row in table.rows if not _is_failed(row[place]))
+        is_counter = _unit_in(first) not in POWERS
+    else:
+        is_counter = unit not in POWERS
+    if not is_counter and (asked.is_per_interval or asked.bits is not None or asked.step_j is not None):
+        raise table.error(
+            1, f"{table.heading[place]!r} is a power: --per-interval, --bits and --step-j are for energies"
+        )
+    turn = None if asked.bits is None or unit is None else round(2**asked.bits * SCALES[unit] * _CODES_PER_UNIT)
+    of_device: dict[str, list[tuple[int, int | None]]] = {}
+    last, turned = dict[str, int](), dict[str, int]()
+    for t_ns, (line, row) in zip(times_ns, table.rows, strict=True):
+        label = "" if device_column is None else row[device_column]
+        if device_column is not None and _is_failed(label):
+            raise table.error(line, f"{label!r} does not say which device the row is of")
+        of_cell = _unit_in(row[place]) if unit is None else None
+        if of_cell is not None and (of_cell in POWERS) == is_counter:
+            raise table.error(line, f"{row[place]!r} is of another kind than the cells before: power or energy?")
+        readings, code = of_device.setdefault(label, []), _code(table, line, row[place], unit)
+        if readings and t_ns <= readings[-1][0]:
+            hint = f": {_TELL_APART}" if device_column is None and t_ns in (readings[-1][0], times_ns[0]) else ""
+            raise table.error(line, f"its time {row[times.place]} is not behind that of the row before{hint}")
+        if asked.is_per_interval:
+            if code is None or code < 0:
+                raise table.error(line, f"{row[place]!r} is no energy of an interval: what came behind it is unknown")
+            code = last.get(label, -code) + code  # what came before the first time is of no interval
+        elif is_counter and code is not None and code < last.get(label, code) - turned.get(label, 0):
+            if turn is None or code < 0:
+                raise table.error(line, f"the counter goes back to {row[place]}: import what lies before it alone")
+            turned[label] = turned.get(label, 0) + turn
+        if code is not None:
+            if turn is not None and code >= turn:
+                raise table.error(line, f"{row[place]} is more than --bits {asked.bits} can hold")
+            code += turned.get(label, 0)
+            last[label] = code
+        readings.append((t_ns, code))
+    return of_device, is_counter
+
+
+def _unit_in(text: str) -> str | None:
+    cell = _CELL.fullmatch(text)
+    return named_unit(cell[2], READING_UNITS) if cell is not None and cell[2] else None
+
+
+def _spread(table: _Table, times_ns: Sequence[int], device_column: int | None) -> list[int]:
+    """Times of a log that shows whole seconds: the rows of each device in one second evenly over it.
+
+    Raises `ConfigError` where as many rows as there may be devices share each second, and nobody says that it is one.
+    """
+    of_device: dict[str, list[int]] = {}
+    for i, (_, row) in enumerate(table.rows):
+        of_device.setdefault("" if device_column is None else row[device_column], []).append(i)
+    spread = [*times_ns]
+    if any(t_ns % 10**9 for t_ns in times_ns):
+        return spread
+    for places in of_device.values():
+        seconds = [[*same] for _, same in groupby(places, key=times_ns.__getitem__)]
+        together = gcd(*(len(same) for same in seconds[1:-1])) or 2  # the first and the last may be cut short
+        if len(seconds) < len(places) and together > 1 and device_column is None and not table.asked.is_spread:
+            why = f"{together} rows share each second: {_TELL_APART}"
+            raise table.error(table.rows[0][0], f"{why}; or give --spread, of one device in a quick loop")
+        for same in seconds:
+            for i, place in enumerate(same):
+                spread[place] += i * 10**9 // len(same)
+    return spread
 
 
 def _device_names(card: SensorCard, labels: Sequence[str]) -> dict[str, str]:
@@ -499,6 +764,17 @@ def _device_names(card: SensorCard, labels: Sequence[str]) -> dict[str, str]:
         numbers = list(range(len(labels)))
     base = card.device.rstrip("0123456789") or "gpu"
     return {f"{base}{number}": label for number, label in zip(numbers, labels, strict=True)}
+
+
+def _names_of_columns(card: SensorCard, headings: Sequence[str]) -> dict[str, str]:
+    """A device's name for each column of a wide file: the words of its heading without those of power and units
+    (``gpu0``, ``n1``); numbered in their order where these are not its own, or another name is asked for."""
+    words = [re.findall(r"[^\W_]+", _in_letters(heading).casefold()) for heading in headings]
+    names = ["_".join(w for w in of if w not in _POWER_WORDS | READING_UNITS.keys()) for of in words]
+    if card.device or not all(names) or len({*names}) < len(names):
+        base = card.device.rstrip("0123456789") or "gpu"
+        names = [f"{base}{number}" for number in range(len(headings))]
+    return dict(zip(names, headings, strict=True))
 
 
 def _line_name(card: SensorCard, device: str, devices: int) -> str:
@@ -557,7 +833,8 @@ def import_csv(
     phase ``run`` lies over all. Raises `ConfigError`, and `RunFileError` for a file that cannot be written.
     """
     table = _Table(power, asked)
-    unit, device_column, series = _series(table, card)
+    log = _read_log(table, card)
+    series = log.series
     begin_ns = min(of.readings[0][0] for of in series)
     end_ns = max(of.readings[-1][0] for of in series)
     of_phases = _Table(phases, asked, table.is_utc) if phases is not None else table
@@ -567,7 +844,7 @@ def import_csv(
     end_ns = max(end_ns, *(p.end_ns for p in spans))
     # No clock of a run shows 0 or less. Seconds since the start of something do.
     shift_ns = max(0, 1_000_000_000 - begin_ns)
-    events = [*_run(power, unit, series, card, (begin_ns, end_ns), shift_ns, is_utc=bool(table.is_utc))]
+    events = [*_run(power, log, card, (begin_ns, end_ns), shift_ns, asked.step_j, is_utc=bool(table.is_utc))]
     events += _marks(of_phases, spans, shift_ns)
     journal, held = journals.claim(out.absolute(), overwrite=overwrite)
     try:
@@ -578,13 +855,14 @@ def import_csv(
         journals.remove(journal)
         os.close(held)
     period_s = max(of.period_ns for of in series) * 1e-9
-    labels = {of.device: of.label for of in series if device_column}
-    return Imported(len(table.rows), len(spans), period_s, labels, device_column)
+    labels = {of.device: of.label for of in series if log.device_column}
+    notes = (*log.notes, *(of_phases.notes if phases is not None else ()))
+    return Imported(len(table.rows), len(spans), period_s, labels, log.device_column, notes)
 
 
 def _run(
-    power: Path, unit: str, series: Sequence[_Series], card: SensorCard, span_ns: tuple[int, int], shift_ns: int, *,
-    is_utc: bool,
+    power: Path, log: _Log, card: SensorCard, span_ns: tuple[int, int], shift_ns: int,
+    step_j: float | None, *, is_utc: bool,
 ) -> Iterator[Event]:  # fmt: skip
     """Everything but the phases."""
     epoch, per_code, what = secrets.randbits(63), 1 / _CODES_PER_UNIT, f"imported from {power.name}"
@@ -593,12 +871,15 @@ def _run(
     run = {"run_id": secrets.token_hex(8), "created_utc": created.isoformat(timespec="seconds")}
     yield Message("run", run | {"powerd_version": release(), "command": sys.argv, "environment": environment()})
     yield Message("start", {"t_start_ns": begin_ns})
-    is_counter = unit not in POWERS
+    is_counter, series = log.is_counter, log.series
     conversion = CounterConversion("energy_uj", per_code) if is_counter else ScaledConversion("power_uw", per_code)
     streams, devices = [], []
     for number, of in enumerate(series):
-        is_mean = not is_counter and not card.accuracy.window_ns
-        accuracy = replace(card.accuracy, window_ns=of.period_ns) if is_mean else card.accuracy
+        accuracy = replace(card.accuracy, centre_ns=card.accuracy.centre_ns + log.centre_ns)
+        if is_counter:
+            accuracy = of.accuracy(accuracy, step_j)
+        elif not accuracy.window_ns:
+            accuracy = replace(accuracy, window_ns=of.period_ns)
         about = f"{what}, rows of {of.label}" if of.label else what
         line = Line(of.line, of.device, conversion, card.provenance, accuracy, about)
         detail = {"file": str(power.absolute())}

@@ -237,6 +237,8 @@ class Signal:
     def missing_ns(self) -> Values:
         """[n-1] how much of each interval between good readings has lost its readings."""
         dt = np.diff(self.t_ns)
+        if self.line.accuracy.step_j:  # what comes late is a step: no reading is missing
+            return np.where(self.broken, dt, 0.0)
         if not self.broken.any() and dt.max(initial=0) <= FLAGGED_FACTOR * self.spacing_ns:
             return np.zeros(len(dt))
         limit = np.where(self.flagged, FLAGGED_FACTOR, LATE_FACTOR) * self.spacing_ns
@@ -326,9 +328,13 @@ def _counter_signal(
     if line.accuracy.update_ns > 1.2 * period and len(t) > 2:
         # Read more often than it moves: only where it moved is its value that of the moment, at most a reading late.
         keep = np.concatenate([[True], np.diff(counts) > 0]) | np.concatenate([[True], broken])
-        # One that has stood still for longer than it ever does stands: nothing was counted.
-        keep |= t - np.maximum.accumulate(np.where(keep, t, t[0])) > line.accuracy.update_ns + period
-        keep[-1] = True
+        if line.accuracy.step_j and np.count_nonzero(keep) > 2:
+            # Between two steps it may have counted nearly a whole one, which the next one dates.
+            keep[0] = False
+        else:
+            # One that has stood still for longer than it ever does stands: nothing was counted.
+            keep |= t - np.maximum.accumulate(np.where(keep, t, t[0])) > line.accuracy.update_ns + period
+            keep[-1] = True
         broken, flagged = (_any_between(mask, keep) for mask in (broken, flagged))
         t, counts, centre = t[keep], counts[keep], centre + period
     energy = counts * c.j_per_code

@@ -119,6 +119,9 @@ class Accuracy:
     """Relative standard uncertainty of ``filter_ns``; 0 where nobody has found it for this very sensor."""
     shared_centre_ns: int = field(default=0, metadata=LATER)
     """The part of ``centre_ns`` that a slow adapter adds: all readings may be off by it together, to the same side."""
+    step_j: float = field(default=0.0, metadata=LATER)
+    """Of a counter that moves in steps coarser than its code: by less than this a reading that counts is too low. Where
+    it is read more often than it moves, that is what came since the reading before."""
 
     @property
     def reach_ns(self) -> int:

@@ -14,7 +14,7 @@ def record(**given):
         "kind": "phase", "path": "p", "run_id": "r", "model": "m", "gpus": 1, "ranks": 1, "device": "gpu0",
         "provenance": "measured", "phase": "forward", "phase_path": "forward", "timing": "host",
         "iterations": 10, "s_per_batch": 0.1, "u_s_per_batch": 0.001, "u_statistical_j": 0.1, "u_systematic_j": 0.2,
-        "runs": 1, "is_lower_bound": False, "note": "", "clock_set": False, "missing_s": 0.0,
+        "runs": 1, "is_lower_bound": False, "note": "", "missing_s": 0.0,
     }  # fmt: skip
     return made | given
 

@@ -91,11 +91,14 @@ def test_twenty_runs_of_ten_cells_are_ten_rows(tmp_path):
     assert found["runs"].tolist() == [2] * 10
 
 
-def test_clocks_within_three_per_cent_are_one_setting_unless_they_were_set():
-    observed = frame(*(row(i, clock_hz=hz, clock_set=False) for i, hz in enumerate((1.40e9, 1.41e9, 1.30e9))))
-    assert sorted(averaged(observed)["runs"]) == [1, 2]
-    chosen = frame(*(row(i, clock_hz=hz, clock_set=True) for i, hz in enumerate((1.40e9, 1.41e9))))
-    assert averaged(chosen)["runs"].tolist() == [1, 1]
+@pytest.mark.parametrize("name", ["clock", "memory_clock"])
+def test_a_clock_parts_cells_only_where_somebody_set_it(name):
+    seen = [row(i, j_per_batch=10.0 + i, **{f"{name}_observed_hz": hz}) for i, hz in enumerate((3e8, 1.5e9, 9e8))]
+    (one,) = rows_of(averaged(frame(*seen)))
+    assert (one["runs"], one["degrees_of_freedom"], one[f"{name}_observed_hz"]) == (3, 2, 9e8)
+    chosen = frame(*(row(i, **{f"{name}_hz": hz}) for i, hz in enumerate((1.40e9, 1.41e9, 1.40e9, None))))
+    assert averaged(chosen)["runs"].tolist() == [2, 1, 1]
+    assert averaged(chosen, ignore=[f"{name}_hz"])["runs"].tolist() == [4]
 
 
 def test_runs_without_joules_are_left_out_of_the_mean_and_told():

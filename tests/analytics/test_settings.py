@@ -233,10 +233,10 @@ def test_clocks_are_observed_under_each_cap_by_itself(tmp_path):
     clock = auxiliary("gpu0.sm_clock", "clock_hz", lambda t: 5e6 * cap_at(CAPS, t), 1e6, device="gpu0")
     run = capped(tmp_path / "r.h5", more=[clock])
     records = [r for r in rows_of(frame_of(run, phase_table(run))) if r["kind"] == "total" and r["power_cap_w"]]
-    assert {r["power_cap_w"]: r["clock_hz"] for r in records} == {w: 5e6 * w for _, w in CAPS}
-    assert {r["clock_set"] for r in records} == {False}
+    assert {r["power_cap_w"]: r["clock_observed_hz"] for r in records} == {w: 5e6 * w for _, w in CAPS}
+    assert {r["clock_hz"] for r in records} == {None}
     stated = settings_of(run).of("gpu0", 0, S, {"clock_mhz": 1200, "memory_clock_hz": 5e9}).clock_hz
-    assert (stated.value, stated.observed, stated.is_set) == (1.2e9, 1.5e9, True)
+    assert (stated.value, stated.observed, stated.basis) == (1.2e9, 1.5e9, "stated")
 
 
 # -- a cap that stays --------------------------------------------------------------------------------------------------
@@ -459,11 +459,11 @@ def test_the_frame_has_what_was_asked_requested_and_enforced_of_clocks(tmp_path)
     observed = auxiliary("gpu0.sm_clock", "clock_hz", lambda t: 0 * t + 8.5e8, 1e6, device="gpu0")
     run = locked(tmp_path / "r.h5", events, lines=[observed])
     records = [r for r in rows_of(frame_of(run, phase_table(run))) if r["kind"] == "total"]
-    names = ("clock_hz", "clock_basis", "clock_set", "clock_asked_hz", "clock_requested_hz")
+    names = ("clock_hz", "clock_basis", "clock_asked_hz", "clock_requested_hz")
     assert [tuple(r[n] for n in names) for r in records] == [
-        (1.2e9, "enforced", True, 1.2e9, 1.2e9),
-        (8.85e8, "enforced", True, 8.8e8, 9e8),
-        (None, None, False, None, None),
+        (1.2e9, "enforced", 1.2e9, 1.2e9),
+        (8.85e8, "enforced", 8.8e8, 9e8),
+        (None, None, None, None),
     ]
     assert {(r["memory_clock_hz"], r["memory_clock_basis"]) for r in records} == {(9.5e9, "enforced")}
     assert "SM clock: 880 MHz were asked, 900 MHz were requested, 885 MHz enforced" in records[1]["note"]
@@ -475,7 +475,8 @@ def test_a_clock_that_was_unlocked_again_is_only_observed(tmp_path):
     observed = auxiliary("gpu0.sm_clock", "clock_hz", lambda t: 0 * t + 8.5e8, 1e6, device="gpu0")
     run = locked(tmp_path / "r.h5", [stated(1000, 1200.0), stated(30_000, None)], lines=[observed])
     records = [r for r in rows_of(frame_of(run, phase_table(run))) if r["kind"] == "total"]
-    assert [(r["clock_hz"], r["clock_basis"]) for r in records[:2]] == [(1.2e9, "enforced"), (8.5e8, "observed")]
+    assert [(r["clock_hz"], r["clock_basis"]) for r in records[:2]] == [(1.2e9, "enforced"), (None, None)]
+    assert {r["clock_observed_hz"] for r in records[:2]} == {8.5e8}
 
 
 def test_caps_that_events_alone_state_count_as_enforced(tmp_path):

@@ -1,16 +1,20 @@
 """Many runs: repeats, whole trainings, several GPUs, the field's tables, and what is refused."""
 
 import json
+import shlex
+from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
 from command import joules
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from make_campaign import one_run
 from make_job import TRAINED, machine, phases_of
 from make_run import MS, LineSpec, PhaseSpec, S, constant, make_run
 
-from powerd_analytics.figures import rows_of, where
+from powerd_analytics.figures import program_of, rows_of, where
 from powerd_analytics.layouts import field_tables
 from powerd_analytics.repeats import averaged
 from powerd_analytics.trainings import Length, prepared, read_runs, summed_devices, whole_trainings
@@ -69,6 +73,9 @@ def test_repeats_average_what_is_statistical_and_keep_what_is_systematic(frame):
         ([["train.py", "--width", "1"], ["train.py", "--width", "2"]], [1, 1]),
         ([["python", "-m", "models.train"], ["/home/me/models/train.py", "--out", "b.h5"], ["other.py"]], [1, 1, 1]),
         ([["train.py", "a.h5"], ["train.py", "b.h5"]], [2]),
+        ([["t.py", "--dtype", "a"], ["t.py", "--dtype", "b"]], [1, 1]),  # files may be named by what was tried
+        ([["t.py", "-o", "a.h5", "--amp"], ["t.py", "-o", "b.h5", "--no-amp"]], [1, 1]),
+        ([["joules", "import", "a.csv", "-o", "a.h5"], ["/bin/joules", "import", "x/b.csv", "--output=b.h5"]], [2]),
         ([["ipykernel_launcher.py", "-f", "x-1.json"], ["ipykernel_launcher.py", "-f", "x-2.json"]], [2]),
     ],
 )
@@ -247,3 +254,33 @@ def test_an_evaluation_beside_the_training_counts_as_often_as_it_did_in_the_run(
     joules = {(r["kind"], r["attribute_passes"]): r["j_per_training"] for r in rows_of(frame) if r["kind"] != "run"}
     expected = {None: pytest.approx(10_000), "evaluation": pytest.approx(2_000)}
     assert joules == {(kind, passes): expected[passes] for kind in ("phase", "total") for passes in expected}
+
+
+NAMING = st.sampled_from(
+    [
+        ["-o", "{}.h5"], ["--out", "{}"], ["--output={}.pt"], ["--log-dir", "logs/{}"], ["--seed", "{}"], ["seed={}"],
+        ["out=x/{}"], ["hydra.run.dir=x/{}"], ["--tb_log_dir={}"], ["--save", "{}.pt"], ["--random-seed", "-{}"],
+    ]
+)  # fmt: skip
+FACTOR = st.sampled_from(
+    [
+        ["--amp"], ["--no-amp"], ["--lr", "0.1"], ["--lr=-0.2"], ["lr=0.3"], ["train"], ["--save", "--half"],
+        ["--log", "resnet"],
+        ["--dry-run"], ["--drop-out", "0.5"], ["--time-out=3"], ["cfg/a.yaml"], ["--config", "b.yaml"], ["--"], ["-5"],
+    ]
+)  # fmt: skip
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(FACTOR, max_size=5), st.lists(st.tuples(st.integers(0, 5), NAMING), max_size=4))
+def test_whatever_names_files_parts_no_programs_and_everything_else_does(factors, naming):
+    """Options of names may stand anywhere between the others. Only ``--save x/y`` may be a flag, and is none."""
+
+    def program(number):
+        options = [*factors]
+        for place, words in naming:
+            options.insert(min(place, len(options)), [word.format(number) for word in words])
+        return program_of(["t.py", *(word for option in options for word in option)], Path("run.h5"))
+
+    assert program(1) == program(2) == program_of(["t.py", *(w for option in factors for w in option)], Path("run.h5"))
+    assert shlex.split(program(1))[1:] == [word for option in factors for word in option]

@@ -73,6 +73,7 @@ def import_(
         Path | None, Parameter(help="CSV with name, begin and end of phases; other columns are attributes.")
     ] = None,
     column: Annotated[str | None, Parameter(help="The column of the readings, where there are several.")] = None,
+    columns: Annotated[str | None, Parameter(help="Several of them, A,B,...: each is a device of one run.")] = None,
     unit: Annotated[str | None, Parameter(help="Of the readings, where no heading says it: W, mW, J, kWh, ...")] = None,
     time_column: Annotated[str | None, Parameter(help="The column of the times, where no heading says it.")] = None,
     time_unit: Annotated[
@@ -82,6 +83,9 @@ def import_(
     device_column: Annotated[
         str | None, Parameter(help="The column that tells several devices apart; index, uuid, ... are found.")
     ] = None,
+    day_first: Annotated[bool, Parameter(negative="", help="Dates are day, month, year: 1.3.2026.")] = False,
+    time_zone: Annotated[str, Parameter(help="Of dates that name none: Europe/Madrid, +01:00, ...")] = "UTC",
+    spread: Annotated[bool, Parameter(negative="", help="Rows that share a whole second are of one device.")] = False,
     decimal_comma: Annotated[bool, Parameter(negative="", help="Numbers are written 0,5; columns end in ; or tab.")] = (
         False
     ),
@@ -95,6 +99,11 @@ def import_(
     u_gain: Annotated[float, Parameter(help="Relative standard uncertainty: the manual's ± limit over 1.73.")] = 0.01,
     u_offset_w: Annotated[float, Parameter(help="Standard uncertainty of the zero in watts.")] = 0.0,
     step_w: Annotated[float, Parameter(help="Smallest step of the power in watts.")] = 0.0,
+    step_j: Annotated[
+        float | None, Parameter(help="Step of a counter in joules, where it is not that of the file.")
+    ] = None,
+    bits: Annotated[int | None, Parameter(help="A counter begins again at so many bits of its unit.")] = None,
+    per_interval: Annotated[bool, Parameter(negative="", help="Energies are those since the row before.")] = False,
     window_ms: Annotated[float, Parameter(help="A reading is the mean over so long; 0: from one to the next.")] = 0.0,
     response_ms: Annotated[float, Parameter(help="Time constant of the sensor's low-pass.")] = 0.0,
     clock_ms: Annotated[float, Parameter(help="So far the clocks of the two files may be apart.")] = 0.0,
@@ -106,8 +115,10 @@ def import_(
     heading names (time_ms, t [µs]), or dates as nvidia-smi and ISO 8601 write them
     (UTC). Another holds watts, or joules of a counter that only grows, in the unit
     of its heading. Case counts: [MJ] is a million joules. An empty cell, [N/A] and
-    the like are readings that failed. A column index or uuid tells several devices
-    apart. Times of both files are of one clock. What is not understood is refused.
+    the like are readings that failed. A column index or uuid, or a column each
+    (GPU0, GPU1), tells several devices apart. Repeated headings, a footer and a
+    last line that is cut off are skipped, and told. Times of both files are of one
+    clock. What is not understood is refused.
 
     For example:
 
@@ -117,7 +128,7 @@ def import_(
 
       joules import nvidia-smi.csv --column "power.draw [W]" --device gpu -o run.h5
     """
-    from powerd_client.csv_import import SCALES, Columns, SensorCard, import_csv
+    from powerd_client.csv_import import SCALES, Columns, SensorCard, import_csv, zone_of
     from powerd_core.model import Accuracy, Provenance
 
     figures = (u_gain, u_offset_w, step_w, window_ms, response_ms, clock_ms)
@@ -129,16 +140,27 @@ def import_(
     origin = "as joules import was told"
     accuracy = Accuracy(u_gain, u_offset_w, step_w, window_ns, origin=origin, filter_ns=response_ns)
     card = SensorCard(device or "", line, Provenance(provenance), accuracy, clock_ns)
-    asked = Columns(column, unit, time_column, time_unit, device_column, has_decimal_comma=decimal_comma)
+    if column is not None and columns is not None:
+        raise ConfigError("--column names one column, --columns several: give one of them")
+    if not (step_j is None or 0 < step_j < 1e12) or not (bits is None or 0 < bits <= 64):
+        raise ConfigError("--step-j must be above 0, and --bits between 1 and 64")
+    asked = Columns(
+        readings=column, unit=unit, times=time_column, time_unit=time_unit, devices=device_column,
+        several=tuple(columns.split(",")) if columns else (), has_decimal_comma=decimal_comma,
+        has_day_first=day_first, time_zone=zone_of(time_zone), step_j=step_j, bits=bits,
+        is_per_interval=per_interval, is_spread=spread,
+    )  # fmt: skip
     shared.refuse_existing(output, overwrite, [power, *([phases] if phases else [])], is_hdf5=True)
     imported = import_csv(power, phases, output, card, asked, overwrite=overwrite)
     made = f"{imported.readings} readings, {imported.phases} phase{'' if imported.phases == 1 else 's'}"
     print(
         f"{output}: {made}, a reading every {imported.period_s:.4g} s; see it with: joules tables {quote(str(output))}"
     )
+    for note in imported.notes:
+        print(printable(f"  {note}", limit=400))
     if imported.devices:
         names = ", ".join(f"{name} ({label})" for name, label in imported.devices.items())
-        print(printable(f"  {len(imported.devices)} devices by the column {imported.device_column!r}: {names}"))
+        print(printable(f"  {len(imported.devices)} devices by {imported.device_column}: {names}"))
 
 
 def info(

@@ -115,6 +115,8 @@ def line_parts(
     conversion = signal.line.conversion
     # The difference of two readings of a counter, each rounded down to a code.
     code = conversion.j_per_code / np.sqrt(6) if isinstance(conversion, CounterConversion) else 0.0
+    # Coarse steps may go along with the phases. Each end lies between two readings, which both are rounded.
+    stepped = 2 * a.step_j / np.sqrt(3)
     # What all intervals of a class share is that of their mean: what is wrong with the power for each as long as it is,
     # what is wrong with the timing for each alike, as it is at its edges.
     labels = int(label.max(initial=-1)) + 1
@@ -148,7 +150,8 @@ def line_parts(
         yield "misfit", np.sqrt(misfit2)[of] * share
         yield "gain", a.u_gain * np.abs(joules)
         yield "offset", a.u_offset_w * length_s
-        yield "quantisation", rounding_u(a.step_w, model.residual.all2) * length_s
+        in_step = np.minimum(length_s / model.residual.spacing_s, 1.0)
+        yield "quantisation", rounding_u(a.step_w, model.residual.all2) * length_s + stepped * in_step
         for name, part in causes.items():
             if part:
                 yield name, (np.sqrt(response2 * part / every) / count)[of]

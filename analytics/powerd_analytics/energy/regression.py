@@ -473,7 +473,9 @@ def priors_of(sample: Sample, signal: Signal, states: States, response: Response
     watts = sample.watts[sample.is_good]
     mean_w = float(np.mean(watts)) if len(watts) else 0.0
     low, high = np.percentile(watts, [0.5, 99.5]) if len(watts) else (0.0, 0.0)
-    scale_w = max(float(high - low), LEVEL_SHARE * abs(mean_w), 1e-9)
+    # A counter may hide by its steps what they leave out.
+    rounded_w = signal.line.accuracy.step_j / (signal.spacing_ns * 1e-9)
+    scale_w = max(float(high - low), LEVEL_SHARE * abs(mean_w), rounded_w, 1e-9)
     seen_s = signal.spacing_ns * 1e-9 if response.is_counter else response.width_s
     several = 1 + seen_s / states.mean_s
     step_w = np.repeat(_step_scales(sample, states, scale_w), np.diff(states.first_column))
@@ -485,7 +487,7 @@ def priors_of(sample: Sample, signal: Signal, states: States, response: Response
             (signal.line.accuracy.u_filter or TAU_SHARE) if response.tau_s else 0.0,
         ]
     )
-    least_noise_w = max(LEAST_NOISE * float(high - low) / float(np.sqrt(several)), 1e-9)
+    least_noise_w = max(LEAST_NOISE * float(high - low) / float(np.sqrt(several)), rounded_w / np.sqrt(3), 1e-9)
     level_w = np.where(states.is_rest, REST_SHARE * scale_w, scale_w / _most_seen(sample, states, response))
     rests_w = np.where(states.is_rest, scale_w, 0.0)
     levels = {of: _levels(states, np.column_stack([np.diag(level_w), rests_w]), of) for of in RELAXATIONS_S}

@@ -313,7 +313,9 @@ def _number(row: Mapping[str, str], name: str, path: Path, number: int, *, is_po
     except ValueError:
         value = math.nan
     if not abs(value) < _MOST or (is_positive and not value > 1 / _MOST):
-        raise AnalysisError(f"{path}, row {number}: {name} must be a number{' above 0' if is_positive else ''}")
+        cell, above = printable(str(row[name]), limit=40), " above 0" if is_positive else ""
+        hint = ": of a training without a cap, the card's default limit" if name == "power_cap_w" else ""
+        raise AnalysisError(f"{path}, row {number}: {name} is {cell!r}: it must be a number{above}{hint}")
     return value
 
 
@@ -337,9 +339,11 @@ def read_runs(path: Path, eta: float = 0.5) -> list[JobTrace]:
             _number(row, name, path, number) for name in ("epochs", "energy_j", "time_s", "power_cap_w", "batch_size")
         )
         reached = row.get("reached", "true").strip().lower()
-        if reached not in _REACHED or size != int(size):
-            wrong = "batch_size is no whole number" if reached in _REACHED else "reached is neither true nor false"
-            raise AnalysisError(f"{path}, row {number}: {wrong}")
+        if reached not in _REACHED:
+            cell = printable(reached, limit=40)
+            raise AnalysisError(f"{path}, row {number}: reached is {cell!r}, neither true nor false")
+        if size != int(size):
+            raise AnalysisError(f"{path}, row {number}: batch_size is no whole number")
         training = _Training(int(size), cap_w, epochs, energy_j, time_s, _REACHED[reached])
         trainings.setdefault(row["job"], []).append(training)
     if not trainings:

@@ -92,7 +92,7 @@ def test_the_joules_are_those_of_the_csv(tables, capsys, style, heading, separat
         ("t,w\nsoon,1", None, r"power.csv, line 2: 'soon' is no time"),
         ("t,w\n0,1\n1,1e300", None, r"power.csv, line 3: 1e300 W is beyond what any meter measures"),
         ("t,joules\n0,5\n1,4", None, r"power.csv, line 3: the counter goes back"),
-        ("t,w\n0,1\n1", None, r"power.csv, line 3: 1 cells"),
+        ("t,w\n0,1\n1\n2,1", None, r"power.csv, line 3: 1 cells"),
         ("t,load\n0,1\n1,1", None, r"power.csv, line 1: .*--unit"),
         ("t,w,v\n0,1,1\n1,1,1", None, r"power.csv, line 1: .*--column"),
         ("t,w\n0,1\n1,", None, r"power.csv holds fewer than two readings"),

@@ -12,7 +12,18 @@ from hypothesis import strategies as st
 
 from powerd_analytics.runs.run import read_run
 from powerd_analytics.table import phase_table
-from powerd_client.csv_import import READING_UNITS, SCALES, TIME_UNITS, TIMES_NS, named_unit
+from powerd_client.csv_import import (
+    READING_UNITS,
+    SCALES,
+    TIME_UNITS,
+    TIMES_NS,
+    Columns,
+    SensorCard,
+    import_csv,
+    named_unit,
+)
+from powerd_core.errors import ConfigError
+from powerd_core.model import Accuracy, Provenance
 
 START = datetime(2026, 11, 28, 7, 11, 23)
 ROWS = 101
@@ -108,9 +119,17 @@ def test_the_unit_in_the_heading_is_the_unit(write, capsys, heading, row, option
         ("time_s,POWER_MW", lambda i: f"{i / 10},100", (), "--unit"),  # capitals alone: milli or mega
         ("time_s,power [W/s]", lambda i: f"{i / 10},100", (), "--unit"),
         ("time_s,energy J/sample", lambda i: f"{i / 10},100", (), "--unit"),
+        ("time_s,power_mW", lambda i: f"{i / 10},100", ("--unit", "W"), "says mW, --unit says W"),
+        ("time_s,POWER_MW", lambda i: f"{i / 10},100", ("--unit", "W"), "says MW or mW, --unit says W"),
+        ("time_s,energy_kWh", lambda i: f"{i / 10},{i}", ("--unit", "W"), "says kWh, --unit says W"),
+        ("time_s,current_a", lambda i: f"{i / 10},100", ("--unit", "W"), "is of amperes, which is no power"),
+        ("time_s,12v [V]", lambda i: f"{i / 10},100", (), "is of volts, which is no power"),
+        ("time_s,gpu_temp_°C", lambda i: f"{i / 10},100", ("--unit", "W"), "is of temperature, which is no power"),
+        ("time_s,gpu util %", lambda i: f"{i / 10},100", (), "is of per cent, which is no power"),
+        ("time_s,x", lambda i: f"{i / 10},100 A", (), "'A' in the cells below 'x' is no unit"),
         ("time_s,joules_per_batch", lambda i: f"{i / 10},100", (), "--unit"),
-        ("time_s,power_w [dBm]", lambda i: f"{i / 10},100", (), "--unit"),
-        ("time_s,load [%]", lambda i: f"{i / 10},100", (), "--unit"),
+        ("time_s,power_w [dBm]", lambda i: f"{i / 10},100", (), "decibels"),
+        ("time_s,load [%]", lambda i: f"{i / 10},100", (), "per cent"),
         ("time_s,power [W]", lambda i: f"{i / 10},100 mW", (), "'100 mW' is no number of W"),
         ("time_s,power_w,power_w", lambda i: f"{i / 10},100,50", ("--column", "power_w"), "2 columns"),
         ("time_s,power_w", lambda i: f"{i / 10},100", ("--unit", "MWH"), "case counts"),
@@ -237,3 +256,153 @@ class TestSeveralDevices:
         assert imported(capsys)[0] == BOTH
         info = joules(capsys, "info", "run.h5")[1]
         assert info.count("98 good readings, 3 bad") == 2
+
+
+@given(st.sampled_from(sorted(SCALES)), st.sampled_from(sorted(SCALES)), st.sampled_from(["x [{}]", "E/{}", "q_{}"]))
+def test_a_unit_that_is_asked_for_is_that_of_the_heading_or_refused(tmp_path_factory, heading, asked, form):
+    path = tmp_path_factory.getbasetemp() / "unit.csv"
+    path.write_text(f"t,{form.format(heading)}\n0,0\n1,1\n")
+    card = SensorCard("node", "meter", Provenance.MEASURED, Accuracy(0.01))
+    why = "there is no" if heading == asked else f"says {heading}, --unit says {asked}"
+    with pytest.raises(ConfigError, match=why):  # a file of phases that has no name
+        import_csv(path, path, path.with_suffix(".h5"), card, Columns(unit=asked))
+
+
+def clock_rows(period_s, rows=ROWS, cell="100"):
+    """A loop's rows with whole seconds."""
+    return [f"{START + timedelta(seconds=int(i * period_s + 1e-9))},{cell}" for i in range(rows)]
+
+
+STEADY = [f"{i / 10},100" for i in range(ROWS)]
+FORMS = {
+    "a loop of nearly a second": (["time,power_w", *clock_rows(0.98, 51)], (), {"node": 4900}, "spread evenly"),
+    "a quick loop of whole seconds": (["time,power_w", *clock_rows(0.0873, 116)], (), {"node": 1000}, "spread evenly"),
+    "ten rows a second, said": (["time,power_w", *clock_rows(0.1)], ("--spread",), {"node": 1000}, "spread evenly"),
+    "headings again": (["t_s,w", *STEADY[:50], "t_s,w", *STEADY[50:]], (), {"node": 1000}, "again (line 52)"),
+    "cut, and headings again": (["t,w", *STEADY[:50], "5.0", "t,w", *STEADY[50:]], (), {"node": 1000}, "off (line 52)"),
+    "a footer": (["t,w", *STEADY, "", "Total Time (s) = 10.0", "Mean = 100"], (), {"node": 1000}, "from line 104"),
+    "a cut last line": (["t,w", *STEADY, "10."], (), {"node": 1000}, "from line 103, '10.'"),
+    "an empty cell behind each row": (["t,w", *(f"{row}," for row in STEADY)], (), {"node": 1000}, ""),
+    "Excel's separator": (["sep=;", "t;w", *(row.replace(",", ";") for row in STEADY)], (), {"node": 1000}, ""),
+    "watts and kilowatts": (["t,power", "0,1000 W", "1,1.00 kW", "2,1e6 mW"], (), {"node": 2000}, ""),
+    "unavailable": (["t,w", *STEADY[:50], "5.0,unavailable", "5.05,unknown", *STEADY[51:]], (), {"node": 1000}, ""),
+    "days first": (["time,w", *(f"1.3.2026 9:00:{i:02},100" for i in range(11))], ("--day-first",), {"node": 1000}, ""),
+    "days first, with strokes": (
+        ["time,w", *(f"13/01/2026 12:00:{i:02},100" for i in range(11))], ("--day-first",), {"node": 1000}, ""),
+    "a counter that goes round": (
+        ["t,energy_J", *(f"{i / 10},{(9 + 10 * i) % 256}" for i in range(ROWS))], ("--bits", "8"), {"node": 1000}, ""),
+    "energies of intervals": (
+        ["t,energy_J", *(f"{i / 10},10" for i in range(ROWS))], ("--per-interval",), {"node": 1000}, ""),
+    "a column each": (
+        ["t,GPU0,GPU1", *(f"{i / 10},200,20" for i in range(ROWS))], ("--unit", "W"), {"gpu0": 2000, "gpu1": 200},
+        "2 devices by their columns"),
+    "several columns": (
+        ["t,n1_watts,n2_mW,total_watts", *(f"{i / 10},200,20000,220" for i in range(ROWS))],
+        ("--columns", "n1_watts,n2_mW"), {"n1": 2000, "n2": 200}, "n1 (n1_watts), n2 (n2_mW)"),
+    "epochs": (["t,index,w", *(f"{i / 10},{i // 25},100" for i in range(100))], (), {"node": 990}, ""),
+}  # fmt: skip
+
+
+class TestLogsOfOthers:
+    @pytest.mark.parametrize("form", FORMS)
+    def test_give_the_joules_that_they_tell_and_say_what_was_skipped(self, write, capsys, form):
+        rows, options, energies, text = FORMS[form]
+        with open("power.csv", "w", encoding="utf-8") as file:
+            print(*rows, sep="\n", file=file)
+        found, out = imported(capsys, *options)
+        assert found == {device: pytest.approx(energy_j, rel=0.02) for device, energy_j in energies.items()}
+        assert text in out
+        assert out.count("\n") == 1 + bool(text)
+
+    @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "latin-1", "utf-8-sig"])
+    def test_are_read_in_the_letters_of_windows(self, write, capsys, encoding):
+        with open("power.csv", "w", encoding=encoding) as file:
+            print("t,Leistung [W],°C", *(f"{row},7" for row in STEADY), sep="\n", file=file)
+        found, out = imported(capsys, "--column", "Leistung [W]")
+        assert found == THOUSAND_J
+        assert ("Latin-1" in out) == (encoding == "latin-1")
+
+    @pytest.mark.parametrize("zone", ["Europe/Madrid", "+01:00"])
+    def test_have_the_time_zone_that_is_named(self, write, capsys, zone):
+        write("time,w", lambda i: f"2026-03-01 12:00:{i / 10:06.3f},100")
+        imported(capsys, "--time-zone", zone)
+        assert read_run("run.h5").attributes["created_utc"].startswith("2026-03-01T11:00:00")
+
+    @pytest.mark.parametrize(
+        ("rows", "options", "why"),
+        [
+            (["time,power_w", *clock_rows(0.5)], (), "2 rows share each second: a column has to say"),
+            (["time,w", "1.3.2026 9:00:00,1", "1.3.2026 9:00:01,1"], (), "--day-first"),
+            (["t,w", "0,1", "1,1"], ("--bits", "32"), "is a power: --per-interval, --bits and --step-j"),
+            (["t,energy_J", "0,300", "1,10"], ("--bits", "8"), "300 is more than --bits 8 can hold"),
+            (["t,energy_J", "0,3", "1,", "2,3"], ("--per-interval",), "is no energy of an interval"),
+            (["t,energy_J", "0,3", "1,3", "2,3"], (), "the counter never moves"),
+            (["t,a_W,b_J", "0,3,1", "1,3,2", "2,3,4"], ("--columns", "a_W,b_J"), "some columns are powers"),
+            (["t,w", "0,1", "1,1"], ("--time-zone", "Mars/Base"), "--time-zone Mars/Base"),
+            (["t,w", "0,1", "1,1"], ("--column", "w", "--columns", "w"), "give one of them"),
+            (["t,x", "0,950 W", "1,1.02"], (), "'1.02' is no number with its unit"),
+            (["t,x", "0,950 W", "1,3 J"], (), "is of another kind"),
+            (["t,w", "0,1", *["x"] * 31], (), "1 cells below 2 headings"),
+        ],
+    )
+    def test_are_refused_where_they_may_mean_two_things(self, write, capsys, rows, options, why):
+        with open("power.csv", "w", encoding="utf-8") as file:
+            print(*rows, sep="\n", file=file)
+        assert why in refused(capsys, *options)
+
+
+def counter_of(watts, step_j, every_s=1, seconds=1200):
+    """Rows of a counter that shows whole steps: its heading and joules."""
+    joules_so_far = [0.37 * step_j]
+    for i in range(10 * seconds):
+        joules_so_far.append(joules_so_far[-1] + watts(i / 10) / 10)
+    return [
+        "time_s,energy_J",
+        *(f"{t},{joules_so_far[10 * t] // step_j * step_j!r}" for t in range(0, seconds + 1, every_s)),
+    ]
+
+
+class TestCountersInSteps:
+    def imported(self, tmp_path, rows, step_j=None, length=20):
+        (tmp_path / "p.csv").write_text("\n".join(rows) + "\n")
+        begins = range(100, 1060, 2 * length)
+        phases = [f"train,{t + 0.5},{t + 0.5 + length},1" for t in begins]
+        (tmp_path / "ph.csv").write_text("\n".join(["name,begin,end,batch_size", *phases]) + "\n")
+        card = SensorCard("node", "meter", Provenance.MEASURED, Accuracy(0.005))
+        import_csv(tmp_path / "p.csv", tmp_path / "ph.csv", tmp_path / "r.h5", card, Columns(step_j=step_j))
+        return read_run(tmp_path / "r.h5")
+
+    @pytest.mark.parametrize(
+        ("step_j", "every_s", "asked", "told_j", "moves_s"),
+        [
+            (360, 1, None, 120, 4),  # at 100 W a step is 3 or 4 s
+            (3600, 1, None, 100, 36),  # whole watt-hours: a reading that marks one is a second late at most
+            (3600, 60, None, 3600, 0),  # it moves in each
+            (3600, 60, 36_000, 36_000, 0),
+            (1e-6, 1, None, 100, 0),  # never rests: the step is nothing that a meter of watt-hours has
+        ],
+    )
+    def test_are_found_and_dated_by_the_readings_that_mark_a_step(
+        self, tmp_path, step_j, every_s, asked, told_j, moves_s
+    ):
+        run = self.imported(tmp_path, counter_of(lambda t: 100, step_j, every_s), asked)
+        accuracy = run.lines["meter"].accuracy
+        assert accuracy.step_j == pytest.approx(told_j)
+        assert accuracy.update_ns == moves_s * 10**9
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("rest_w", [300, 60])
+    @pytest.mark.parametrize(("step_j", "every_s"), [(36, 1), (360, 1), (360, 10), (3600, 1), (3600, 10), (36_000, 1)])
+    @pytest.mark.parametrize("length", [4, 20])
+    def test_leave_the_truth_inside_every_interval(self, tmp_path, rest_w, step_j, every_s, length):
+        def watts(t):
+            return 300 if t >= 100.5 and (t - 100.5) % (2 * length) < length else rest_w
+
+        rows = counter_of(watts, step_j, every_s)
+        table = phase_table(self.imported(tmp_path, rows, length=length))
+        n, run_j = len(range(100, 1060, 2 * length)), sum(watts(i / 10) / 10 for i in range(12_000))
+        truths = [(table.phases[0].j_per_batch, table.phases[0].u95_j, 300 * length)]
+        truths += [(table.totals[0].energy_j, table.totals[0].u95_j, 300 * length * n)]
+        truths += [(table.runs[0].energy_j, table.runs[0].u95_j, run_j)]
+        for energy_j, u95_j, truth_j in truths:
+            assert energy_j is None or u95_j is None or abs(energy_j - truth_j) <= 1.2 * u95_j  # 95 of 100

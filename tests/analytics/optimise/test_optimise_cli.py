@@ -123,6 +123,34 @@ def test_a_table_of_ones_own_runs_is_a_trace(capsys, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("name", "cell", "message"),
+    [
+        ("reached", "", "row 2: reached is '', neither true nor false"),
+        ("power_cap_w", "", "row 2: power_cap_w is '': it must be a number above 0: of a training without a cap"),
+        ("power_cap_w", "max", "row 2: power_cap_w is 'max': it must be"),
+        ("energy_j", "nan", "row 2: energy_j is 'nan'"),
+        ("time_s", "-3", "row 2: time_s is '-3'"),
+        ("epochs", "0", "row 2: epochs is '0'"),
+    ],
+)
+def test_a_training_that_crashed_is_no_saving(capsys, tmp_path, name, cell, message):
+    """One that did not reach its target counts nothing; a cell that does not say it is one line with its row."""
+    names = ["job", "batch_size", "power_cap_w", "epochs", "energy_j", "time_s", "reached"]
+    good = dict(zip(names, ["cnn", "32", "250", "10", "10000", "100", "true"], strict=True))
+    crashed = good | {"batch_size": "256", "epochs": "1", "energy_j": "40", "time_s": "1", "reached": "false"}
+    for last in (crashed, crashed | {name: cell}):
+        with (tmp_path / "runs.csv").open("w", newline="") as file:
+            writer = csv.DictWriter(file, names)
+            writer.writeheader()
+            writer.writerows([good, last])
+        words = ("optimise", "suggest", "--traces", tmp_path / "runs.csv", "--format", "json")
+        if last is crashed:
+            assert json.loads(joules(capsys, *words)[1])[0]["best"]["batch_size"] == 32
+        else:
+            assert message in refused(capsys, *words)
+
+
+@pytest.mark.parametrize(
     ("options", "message"),
     [
         (("--traces", TRACES), "name one with --gpu"),
