@@ -331,13 +331,23 @@ class Recording:
                 tell(f"waiting for the recorder (process {self.guardian_pid}) to begin: this machine is slow")
             messages = self.listen((most_s if is_told else _SLOW_S) - waited_s)
             if messages is None:
-                raise PeerError(f"the recorder ended before it began: {last_line(log)}")
+                raise PeerError(self._early_death(log))
             for message in messages:
                 if "error" in message:
                     raise PeerError(message["error"])
                 if "ready" in message:
                     return
         raise PeerTimeout(f"the recorder was not ready within {most_s:g} s: {last_line(log)}")
+
+    def _early_death(self, log: Path) -> str:
+        """How a recorder ended whose pipe was closed before it was ready."""
+        assert self._process is not None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            status = self._process.wait(_END_S)
+            if status < 0:
+                manner = manner_of_death(status)
+                return f"the recorder (process {self._process.pid}) {manner} before it began: nothing is recorded"
+        return f"the recorder ended before it began: {last_line(log)}"
 
     def abandon(self) -> None:
         """Stop the recorder at once and remove the journal: a recording that never began."""

@@ -100,6 +100,21 @@ def test_what_is_in_the_way_is_not_touched(daemon, tmp_path):
         pass
 
 
+@pytest.mark.slow
+def test_a_recorder_that_is_killed_before_it_begins_is_said_to_be(daemon, tmp_path, monkeypatch):
+    start = subprocess.Popen
+
+    def killed(*arguments, **options):
+        process = start(*arguments, **options)
+        process.kill()
+        return process
+
+    monkeypatch.setattr(subprocess, "Popen", killed)
+    with pytest.raises(PeerError, match=r"process \d+\) died \(SIGKILL\) before it began: nothing is recorded"):
+        Meter(daemon.url, tmp_path / "run.h5")
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("error", [PeerTimeout("the local powerd did not answer"), PeerError("it died")])
 def test_a_training_never_dies_of_its_own_powerd(tmp_path, monkeypatch, error):
     def fails(*args, **more):
