@@ -249,8 +249,9 @@ class MarkWriter:
         index = segment.take()
         if index < self._records:
             thread = get_ident() if thread is None else thread
-            # `sealed_thread`, spelled out: a call would cost a tenth of a mark.
-            thread &= 0xFFFFFF
+            # A thread's identity is an address: stacks may lie so far apart that the lower 24 bits of two are the same.
+            # Then `sealed_thread`, spelled out: a call would cost a tenth of a mark.
+            thread = (thread ^ thread >> 20) & 0xFFFFFF
             check = (t_host_ns + 3 * code + 7 * thread) % 251 + 1
             _pack_into(segment.memory, index * _SIZE, code, check << 24 | thread, t_host_ns)
             return segment.first + index

@@ -87,6 +87,19 @@ def test_threads_do_not_overwrite_each_other(tmp_path):
     writer.close()
 
 
+@pytest.mark.parametrize("apart", [0x801000, 0xA00000, 0x1000000, 0x4000000])
+def test_threads_are_told_apart_however_far_their_stacks_are(tmp_path, apart):
+    writer = MarkWriter(tmp_path)
+    kind = writer.kind("p", {}, "host")
+    for number in range(64):
+        writer.mark_at(kind, 1, 0x7F3A_0000_0640 - number * apart)
+    writer.mark_at(kind, 1, 7)  # a track of ours
+    _, marks = all_marks(MarkTail(tmp_path, consume=False))
+    assert len({mark.thread for mark in marks}) == 65
+    assert marks[-1].thread == 7
+    writer.close()
+
+
 def test_a_record_under_way_holds_back_those_behind_it_until_the_end(tmp_path):
     writer = MarkWriter(tmp_path)
     kind = writer.kind("p", {}, "host")
