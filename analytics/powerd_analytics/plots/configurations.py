@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from powerd_analytics.breakdown import is_innermost, of_configurations, of_trainings, parts_of_machines
+from powerd_analytics.breakdown import is_part, of_configurations, of_trainings, parts_of_machines
 from powerd_analytics.colours import PALETTE, phase_colour
 from powerd_analytics.figures import (
     ATTRIBUTE,
@@ -74,9 +74,9 @@ LARGEST, SMALLEST = 1e60, 1e-60
 
 
 def configurations_of_runs(frame: Frame) -> Frame:
-    """Innermost phases a batch, and totals a sample where batch sizes are known, else a batch; repeats averaged."""
+    """Parts of a batch, and totals a sample where batch sizes are known, else a batch; repeats averaged."""
     means = averaged(without_gflops(of_a_batch(of_kind(prepared(frame, Length()), "phase", "total"))))
-    phases, totals = of_configurations(means[is_innermost(means)]), of_trainings(means)
+    phases, totals = of_configurations(means[is_part(means)]), of_trainings(means)
     kept = without_summands(together([phases, totals[is_known(totals, "j_per_batch")]]))
     has_samples = is_known(kept, "j_per_sample") & np.asarray(kept["kind"] == "total")
     per = np.where(has_samples, " a sample", " a batch")
