@@ -633,7 +633,8 @@ def _phase_rows(seen: _Seen, labels: list[int]) -> dict[int, PhaseRow]:
             shown = classes[i].shown
             name = shown[-1] if names[shown[-1]] == 1 else "/".join(shown)
             row = _phase_row(seen, i, name, seen.sharing(labels))
-            row = row if is_each_batch or not has_inner else replace(row, samples_per_s=None)
+            if (has_inner and not is_each_batch) or _lacks_forward(run, labels):
+                row = replace(row, samples_per_s=None)
             rows[i] = replace(row, holds_others=shown in holding)
     return rows
 
@@ -841,6 +842,14 @@ def _accumulated(run: Run, labels: Sequence[int], iterations: int) -> float | No
     return iterations / steps if steps and iterations >= ACCUMULATED * steps else None
 
 
+def _lacks_forward(run: Run, labels: Sequence[int]) -> bool:
+    """Whether passes of a training are marked without its forward passes and without iterations: samples a second of
+    these would be those of a part."""
+    classes = [run.phases.classes[i] for i in labels]
+    names = {kind.name for kind in classes}
+    return "backward" in names and not names & {FORWARD, ITERATION} and not any(kind.is_iteration for kind in classes)
+
+
 def _mixture(run: Run, labels: Sequence[int], outer: NDArray[np.bool_]) -> str:
     """Why a group's joules are none of so many batches, where they are not: its iterations are not all of it."""
     p = run.phases
@@ -852,6 +861,8 @@ def _mixture(run: Run, labels: Sequence[int], outer: NDArray[np.bool_]) -> str:
     if p.is_unstepped and "backward" in names:
         return "the optimizer was never stepped, so that passes are no batches"
     iterations = [p.classes[i].path for i in labels if p.classes[i].is_iteration]
+    if _lacks_forward(run, labels):
+        return "no forward pass is marked, so that a batch takes more than what is"
     if iterations or FORWARD in names:
         beside = [kind for kind in (p.classes[i] for i in labels) if kind.name in EVALUATIONS]
         beside = [kind for kind in beside if not any(kind.path[: len(path)] == path for path in iterations)]
