@@ -257,6 +257,8 @@ class TorchMarks:
     def see_step(self, optimizer: Any) -> None:
         """An optimizer steps. One that trains a watched model beside or instead of the optimizers of its watch is taken
         into the watch; of others the steps are counted."""
+        if get_ident() in self.updating:  # a part of the step around it
+            return
         stepped = self._unwatched_steps.get(optimizer)
         if stepped is None:
             if any(updates.marks is self for updates in _updates_of(optimizer)):
@@ -264,8 +266,10 @@ class TorchMarks:
             own = {id(p) for group in optimizer.param_groups for p in group["params"]}
             watch = next((w for w in list(self.watches) if (model := w.model()) is not None
                           and not own.isdisjoint(map(id, model.parameters()))), None)  # fmt: skip
-            if watch is not None and watch.optimizers:
-                watch.take(optimizer, is_beside=not self.has_gradients)
+            if watch is not None and watch.updates:
+                # Until a watched one has stepped, another may be a part of it, as of sharpness-aware methods.
+                if any(updates.is_stepped for updates in watch.updates):
+                    watch.take(optimizer, is_beside=not self.has_gradients)
                 return
             if watch is None and not (self.watches or self.has_lost_model):
                 return
@@ -347,7 +351,7 @@ class UpdateMarks:
         self.runs_closure = False
         """Whether the update that is open runs its closure: passes inside are a part of it."""
         self._nests_closures = nests_closures
-        self._backwards_before, self._is_stepped = marks.backwards, False
+        self._backwards_before, self.is_stepped = marks.backwards, False
         self._codes = codes
         self._name = type(optimizer).__name__
         self._is_held = False
@@ -368,7 +372,7 @@ class UpdateMarks:
         for hook in self._hooks:
             hook.remove()
         count = self.marks.backwards - self._backwards_before
-        if count and not self._is_stepped:
+        if count and not self.is_stepped:
             self.marks.tell(
                 f"backward ran {_times(count)}, and the step of the watched {self._name} was never called: "
                 "no update of it is marked, and where no other is stepped, passes are not counted as batches; "
@@ -383,7 +387,7 @@ class UpdateMarks:
         are there already (by sharpness-aware methods), lies in the update."""
         if is_compiling():
             return None
-        self._is_stepped = True
+        self.is_stepped = True
         if self._depth and _calls_of(id(optimizer), "wrapper") > 1:
             self._depth += 1
             return None
@@ -452,7 +456,7 @@ class UpdateMarks:
     def hold(self) -> None:
         """``scaler.unscale_(optimizer)`` or ``scaler.step(optimizer)`` begins: the update is open from the first of
         them to the end of the scaler's step."""
-        self._is_stepped = True
+        self.is_stepped = True
         if not (self._is_held and self.marks.updating.get(get_ident()) is self):
             self._begin()
             self._is_held, self._has_stepped = True, False
@@ -1057,8 +1061,8 @@ class Watch:
         """The loader that was given, with its waits marked as ``data``."""
         self.passes: ForwardPasses | None = None
         """What marks the model's own passes."""
-        self.optimizers = 0
-        """How many it marks the steps of."""
+        self.updates: list[UpdateMarks] = []
+        """What marks the steps of its optimizers."""
         self.attributes: Mapping[str, Attribute] = {}
         self.nests_closures = True
         self._undo: list[Callable[[], object]] = []
@@ -1100,11 +1104,11 @@ class Watch:
     def take(self, optimizer: Any, *, is_beside: bool, number: int | None = None) -> None:
         """Mark the steps of an optimizer as ``update``. One that steps beside others has a number of its own."""
         assert self.marks is not None
-        number = self.optimizers if is_beside and number is None else number
+        number = len(self.updates) if is_beside and number is None else number
         own = self.attributes if number is None else {**self.attributes, "optimizer": number}
         codes = self.marks.codes("update", own)
         updates = UpdateMarks(self.marks, codes, optimizer, nests_closures=self.nests_closures)
-        self.optimizers += 1
+        self.updates.append(updates)
         self.on_remove(updates.close)
 
     @property

@@ -137,8 +137,8 @@ def test_every_iteration_in_every_format_for_programs(tmp_path, capsys):
 
 
 def nested(path, around=()):
-    """20 iterations of 10 s at 100 W, recomputation within backward; ``around``: phases above them, as (name, attributes,
-    seconds before the first iteration)."""
+    """20 iterations of 10 s at 100 W, recomputation within backward. ``around``: phases above them, as name, attributes
+    and seconds before the first iteration."""
     phases, t = [], 10 * S
     for depth, (name, attributes, before_s) in enumerate(around):
         phases.append(PhaseSpec(name, t - before_s * S, t + 200 * S, attributes, depth - 1))
@@ -146,7 +146,8 @@ def nested(path, around=()):
         outer, begin = len(phases), t + 10 * k * S
         phases.append(PhaseSpec("iteration", begin, begin + 10 * S, {"batch_size": 8}, len(around) - 1))
         for name, a, b, parent in (
-            ("forward", 0, 2, outer), ("backward", 2, 8, outer), ("recompute", 4, 6, outer + 2), ("update", 8, 9, outer),
+            ("forward", 0, 2, outer), ("backward", 2, 8, outer), ("recompute", 4, 6, outer + 2),
+            ("update", 8, 9, outer),
         ):  # fmt: skip
             phases.append(PhaseSpec(name, begin + a * S, begin + b * S, {"batch_size": 8}, parent))
     line = LineSpec("gpu0.a", constant, period_ns=500 * MS)
