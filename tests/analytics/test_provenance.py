@@ -6,14 +6,10 @@ import typing
 
 import h5py
 import pytest
-from make_campaign import one_run
+from make_campaign import one_run, simulated_campaign
 
 from powerd_analytics.campaigns import tables as campaign
-from powerd_analytics.campaigns.design import design_of
-from powerd_analytics.campaigns.journal import Journal, read_history
 from powerd_analytics.campaigns.report import pictures, write_report
-from powerd_analytics.campaigns.runner import Blocks, Runner, begin
-from powerd_analytics.campaigns.simulated import Simulated
 from powerd_analytics.cli import campaign as campaign_command
 from powerd_analytics.cli import shared
 from powerd_analytics.cli import tables as tables_command
@@ -58,23 +54,7 @@ def check_said(table, folder):
 
 @pytest.fixture(scope="module")
 def simulated(tmp_path_factory):
-    """A campaign of most tables: models, caps, clocks, GPUs, phases, kernels, operations."""
-    rows = [{
-        "phases": {"forward": [2.0, 0.1], "backward": [6.0, 0.3]}, "operations_per_sample": 1e9,
-        "operations_executed_per_sample": 6e9, "results": {"top1": 0.9}, "kernels": ["gemm"],
-    }]  # fmt: skip
-    factors = {"batch_size": [64, 128], "power_cap_w": [120.0, 160.0, 260.0]}
-    design = design_of({
-        "campaign": {"name": "c", "command": ["train", "{batch_size}"]}, "factors": factors,
-        "work": {"images": 1280}, "order": {"reference": {"batch_size": 64, "power_cap_w": 260.0}},
-        "repeats": {"min": 2}, "simulation": {"noise": 0.01, "rows": rows},
-    })  # fmt: skip
-    folder = tmp_path_factory.mktemp("c")
-    with Journal(folder, is_synced=False) as journal:
-        executor = Simulated.named(design, "sim:rtx6000")
-        design = begin(design, executor, journal)
-        Runner(design, Blocks(design), executor, journal).run()
-    return design, read_history(folder)
+    return simulated_campaign(tmp_path_factory.mktemp("c"))
 
 
 @pytest.mark.slow  # the first to import what all commands do
