@@ -287,9 +287,9 @@ class TorchMarks:
         others = [f"{name} stepped {_times(n)}" for (name, is_of_watched), n in self._told_steps.items()
                   if not is_of_watched]  # fmt: skip
         if self._unwatched_backwards:
-            steps = f" ({', '.join(others)})" if others else ""
+            stepped = f" ({', '.join(others)})" if others else ""
             self.tell(
-                f"backward ran {_times(self._unwatched_backwards)} for models that are not watched{steps}: this "
+                f"backward ran {_times(self._unwatched_backwards)} for models that are not watched{stepped}: this "
                 "training is in no phase and no samples/s; watch each new model"
             )
 

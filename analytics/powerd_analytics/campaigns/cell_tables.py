@@ -166,17 +166,17 @@ def phases_table(design: Design, history: History, figures: Sequence[CellFigures
         beside = by_cell.get(reference.id, {}) if reference is not None else {}
         batches = {id(r): _batches(r, cell.levels) if has_batches else 1.0 for r in own.values()}
         for phase in names:
-            figures = [_phase_figure(r, phase).scaled(1 / batches[id(r)]) for r in own.values() if phase in r.phases]
+            joules = [_phase_figure(r, phase).scaled(1 / batches[id(r)]) for r in own.values() if phase in r.phases]
             seconds = [s / batches[id(r)] for r in own.values() if (s := _phase_seconds(r, phase)) is not None]
             if not seconds:
                 continue
             time = mean_of(seconds, design)
             row = dict(cell.levels) | {"phase": phase, "time_s": time.value, "u95_s": time.u95}
             reasons = dict.fromkeys(str(r.unresolved[phase][1]) for r in own.values() if phase in r.unresolved)
-            if figures:
-                energy = mean_of_figures(figures, design)
+            if joules:
+                energy = mean_of_figures(joules, design)
                 row |= {"energy_j": energy.value, "u95_j": energy.u95}
-                some = f"joules: mean of {len(figures)} of {len(seconds)} runs; in the others "
+                some = f"joules: mean of {len(joules)} of {len(seconds)} runs; in the others "
             else:
                 some = ""
             note = f"{some}not resolvable: {', '.join(reasons)}" if reasons else None

@@ -13,14 +13,14 @@ from powerd_analytics.energy.devices import Part
 from powerd_analytics.energy.reasons import sensor
 from powerd_analytics.results import joules_text, run_totals
 from powerd_analytics.runs.ranks import describe_ranks
-from powerd_analytics.runs.run import Progress, Run, no_progress
+from powerd_analytics.runs.run import Progress, Run, RunDevice, no_progress
 from powerd_analytics.settings import settings_of
 from powerd_analytics.signals import good_readings_of, load_together
 from powerd_analytics.table import RunRow, line_of_run
 from powerd_analytics.text import digits, seconds, with_u95
 from powerd_client.hostclock import read_anchor
 from powerd_client.signal import Signal
-from powerd_core.model import Device, QuantityConversion
+from powerd_core.model import QuantityConversion
 from powerd_core.text import printable
 
 Document = dict[str, Any]
@@ -104,7 +104,7 @@ def _share_of(progress: Progress, i: int, n: int) -> Progress:
     return lambda share, text: progress((i + share) / n, text)
 
 
-def _lines(run: Run, signals: list[Signal], described: Device, wholes: Sequence[RunRow]) -> Document:
+def _lines(run: Run, signals: list[Signal], described: RunDevice, wholes: Sequence[RunRow]) -> Document:
     """The lines of a device. Joules are those over the run, of the feeds by the estimate of which the device's joules
     are the sum (``wholes``)."""
     known = {line.line: line for row in wholes for line in row.lines}
