@@ -13,7 +13,7 @@ from powerd_analytics.energy.uncertainty import ROUNDING
 from powerd_analytics.export import Cell
 from powerd_analytics.figures import ATTRIBUTE, Frame, Record, factors_in, number_of, of_kind, rows_of
 from powerd_analytics.repeats import averaged, cells_of, of_a_batch, without_gflops
-from powerd_analytics.runs.nesting import PASSES_OF
+from powerd_analytics.runs.nesting import PASSES_OF, Path, parts_of
 from powerd_analytics.runs.phases import LAYER
 from powerd_analytics.table import ITERATION
 from powerd_analytics.trainings import without_summands
@@ -39,26 +39,33 @@ def of_configurations(frame: Frame) -> Frame:
     return (own if len(own) else frame).reset_index(drop=True)
 
 
-def is_innermost(frame: Frame) -> NDArray[np.bool_]:
-    """[rows] phases without phases inside that belong to the sum of their group: no overlapping ones, no baseline.
-    Layers are parts of passes, not phases of their own."""
+def is_part(frame: Frame) -> NDArray[np.bool_]:
+    """[rows] phases that a group consists of: its parts (`powerd_analytics.runs.nesting.parts_of`), which with the rest
+    are all of it. No overlapping ones, no baseline; layers are parts of passes, not phases of their own."""
     names, rows = group_names(frame), rows_of(frame)
-    phases = [r["kind"] == "phase" and r.get(_LAYER) is None for r in rows]
-    outer: dict[tuple[Cell, ...], set[str]] = {}
-    for r, is_phase in zip(rows, phases, strict=True):
-        path = str(r["phase_path"]).split("/") if is_phase else []
-        around = outer.setdefault(tuple(r[n] for n in names), set())
-        around.update("/".join(path[:i]) for i in range(1, len(path)))
-    return np.array(
-        [
-            is_phase
-            and r["phase"] != BASELINE
-            and r.get(_OVERLAPS) is not True
-            and str(r["phase_path"]) not in outer[tuple(r[n] for n in names)]
-            for r, is_phase in zip(rows, phases, strict=True)
-        ],
-        bool,
-    )
+    phases = [r["kind"] == "phase" and r.get(_LAYER) is None and r.get(_OVERLAPS) is not True for r in rows]
+    places = [tuple(str(r["phase_path"]).split("/")) for r in rows]
+    groups: dict[tuple[Cell, ...], list[int]] = {}
+    around: dict[tuple[Cell, ...], dict[Path, set[tuple[Cell, ...]]]] = {}
+    """By recording and device the paths around phases, each with the groups of these phases."""
+    for i in np.flatnonzero(phases).tolist():
+        group = tuple(rows[i][n] for n in names)
+        groups.setdefault(group, []).append(i)
+        of_run = around.setdefault(_recording(rows[i]), {})
+        for depth in range(1, len(places[i])):
+            of_run.setdefault(places[i][:depth], set()).add(group)
+    is_own = np.zeros(len(rows), bool)
+    for group, own in groups.items():
+        kinds = {places[i]: (rows[i]["is_iteration"] is True, number_of(rows[i], "iterations") or 0.0) for i in own}
+        others = {places[i] for i in own if around[_recording(rows[i])].get(places[i], set()) - {group}}
+        unresolved = {places[i] for i in own if rows[i]["j_per_batch"] is None}
+        parts = parts_of(kinds, others, unresolved)
+        is_own[[i for i in own if places[i] in parts and rows[i]["phase"] != BASELINE]] = True
+    return is_own
+
+
+def _recording(row: Record) -> tuple[Cell, ...]:
+    return row["path"], row["device"], row["provenance"]
 
 
 def parts_of_machines(frame: Frame) -> dict[str, str]:
@@ -184,7 +191,7 @@ def breakdowns(frame: Frame) -> list[list[Breakdown]]:
 
     every, parts = grouped(means), parts_of_machines(means)
     by_figure: dict[tuple[str, ...], list[tuple[list[Record], Record | None]]] = {}
-    for key, phases in grouped(of_configurations(means[is_innermost(means)])).items():
+    for key, phases in grouped(of_configurations(means[is_part(means)])).items():
         figure = tuple(str(phases[0][name] or "") for name in ("device", "provenance", "model"))
         own = _of_iteration(every[key], phases)
         by_figure.setdefault(figure, []).append((own, _whole(every[key], own)))

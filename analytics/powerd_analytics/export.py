@@ -125,6 +125,24 @@ def make_table(
     return Table(name, title, tuple(columns), tuple(lines), tuple(notes), frozenset(bounds))
 
 
+PROVENANCE = "provenance"
+"""The column that says how joules came about: measured, modelled or simulated."""
+
+
+def with_provenance(table: Table, kinds: Iterable[str]) -> Table:
+    """The table with how its joules came about, in every format: a column for programs where it has none, and a note
+    for people where these are not all measured and no column that they see says so."""
+    every = sorted(set(kinds) - {""})
+    if PROVENANCE not in table.names and every:
+        column, text = Column(PROVENANCE, is_hidden=True), " and ".join(every)
+        table = replace(table, columns=(*table.columns, column), rows=tuple((*row, text) for row in table.rows))
+    is_seen = any(column.name == PROVENANCE and not column.is_hidden for column in table.columns) and len(table) > 0
+    if set(every) <= {"measured"} or is_seen:
+        return table
+    note = f"joules are {' and '.join(every)}"
+    return replace(table, notes=tuple(dict.fromkeys((note, *table.notes))))
+
+
 @dataclass(frozen=True, slots=True)
 class Rounded:
     """A table for people: numbers rounded, empty and hidden columns left out, notes as numbers of footnotes."""

@@ -214,7 +214,7 @@ _COLUMNS: tuple[tuple[Any, ...], ...] = (
      "paper: forward and backward count the operations once each"),
     ("gflops_basis", "text", "", "again", "first", "whose joules it divides by", "over the joules of"),
     ("phases_j", "number", "J", "mean", "none", "of runs: joules in the outermost phases", "phases J", "≥"),
-    ("rest_j", "number", "J", "mean", "sum", "joules in no phase", "rest J", "≥"),
+    ("rest_j", "number", "J", "mean", "sum", "joules in no phase inside", "rest J", "≥"),
     ("missing_s", "number", "s", "mean", "sum", "seconds without readings", "missing s"),
     ("off_by_j", "number", "J", "mean", "sum",
      "the most that missing readings can have done; the 95 % interval holds what they are likely to have done"),

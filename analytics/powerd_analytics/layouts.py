@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from powerd_analytics.accuracy import accuracy_table, results_in
 from powerd_analytics.costs import Factors, with_costs
-from powerd_analytics.export import Column, Table, make_table
+from powerd_analytics.export import Column, Table, make_table, with_provenance
 from powerd_analytics.figures import (
     ATTRIBUTE,
     COLUMNS,
@@ -77,7 +77,7 @@ def run_tables(frame: Frame) -> list[Table]:
         convention = (CONVENTION,) if own["gflops_per_w"].notna().any() else ()
         last = tables[-1]
         tables[-1] = replace(last, notes=(*last.notes, meaning, *convention))
-    return tables
+    return [with_provenance(table, own["provenance"].dropna()) for table in tables]
 
 
 def _shown(name: str) -> Column:
@@ -147,7 +147,9 @@ def chosen_tables(frame: Frame, choice: Choice) -> list[Table]:
         notes: tuple[str, ...] = ()
     else:
         frame, notes = honoured(frame)
-    tables = _tables(where(prepared(frame, choice.length), choice.conditions), choice)
+    chosen = where(prepared(frame, choice.length), choice.conditions)
+    kinds = set(chosen["provenance"].dropna())
+    tables = [with_provenance(table, kinds) for table in _tables(chosen, choice)]
     return [replace(table, notes=(*table.notes, *notes)) if i == 0 else table for i, table in enumerate(tables)]
 
 

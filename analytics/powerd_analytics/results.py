@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from hashlib import sha256
 from pathlib import Path
@@ -20,7 +20,17 @@ import numpy as np
 
 from powerd_analytics.runs.phases import LAYER, kept
 from powerd_analytics.runs.run import Progress, Run, no_progress, read_run
-from powerd_analytics.table import ITERATION, PhaseRow, PhaseTable, RunRow, TotalRow, group_key, phase_table
+from powerd_analytics.table import (
+    ITERATION,
+    LineOfRun,
+    PhaseRow,
+    PhaseTable,
+    RunRow,
+    TotalRow,
+    group_key,
+    parts_among,
+    phase_table,
+)
 from powerd_analytics.text import seconds
 from powerd_client.live_energy import Energy, said_provenance
 from powerd_client.log import shown_path
@@ -30,7 +40,7 @@ from powerd_core.model import Provenance
 from powerd_core.text import printable, significant, with_u95
 
 WIDTH = 80
-"""Columns of a line, as far as names allow."""
+"""Columns up to which further devices share the first line."""
 _ORDER = [Provenance.MEASURED.value, Provenance.SIMULATED.value, Provenance.MODELLED.value]
 _ESTIMATOR = ("*.py", "energy/*.py", "runs/*.py", "../../client/powerd_client/signal.py")
 """What the joules of a run are worked out by."""
@@ -157,8 +167,8 @@ def remember(run: Run, rows: Sequence[RunRow]) -> None:
 def _remembered(run: Run) -> tuple[RunRow, ...] | None:
     try:
         rows = json.loads(_cache_of(run).read_text(encoding="utf-8"))
-        return tuple(RunRow(**row) for row in rows)
-    except (OSError, ValueError, TypeError):
+        return tuple(RunRow(**row | {"lines": tuple(LineOfRun(**line) for line in row["lines"])}) for row in rows)
+    except (OSError, ValueError, TypeError, LookupError):
         return None
 
 
@@ -232,19 +242,17 @@ def _shares(run: Run, table: PhaseTable, whole: RunRow) -> str:
     rows = [r for r in table.phases if (r.device, r.provenance) == of_device and group_key(r.group) in keys]
     if not whole.energy_j or not rows or {r.path for r in rows} <= {WHOLE}:
         return "  no phases are marked in it: see meter.watch and meter.phase"
-    around = {r.path for r in rows if r.is_iteration}
     joules: dict[str, float] = {}
     hidden: dict[str, None] = {}
-    for row in _parts_of(rows, around):
+    for row in (row for key in keys for row in parts_among([r for r in rows if group_key(r.group) == key])):
         if row.j_per_batch is None:
             hidden[row.phase] = None
         else:
             joules[row.phase] = joules.get(row.phase, 0.0) + row.j_per_batch * row.iterations
     names = ", ".join(hidden) if len(hidden) < 5 else f"{len(hidden)} more"
-    energies = [t.energy_j for t in groups]
-    if not joules or None in energies:
+    base = sum(t.energy_j or 0.0 for t in groups)
+    if not joules or not base:
         return f"  {names or 'phases'}: not resolvable; the table says why"
-    base = sum(filter(None, energies))
     shares = {name: 100 * j / base for name, j in joules.items()}
     largest = sorted(shares, key=shares.__getitem__, reverse=True)
     texts = [f"{name} {shares[name]:.0f} %" for name in largest]
@@ -252,22 +260,12 @@ def _shares(run: Run, table: PhaseTable, whole: RunRow) -> str:
     texts += [f"rest{' with ' * bool(hidden)}{names} {rest:.0f} %"] if hidden or rest > 0.5 else []
     outermost = {r.path.partition("/")[0] for r in rows}
     within = "phases" if len(outermost) > 1 else "iterations" if outermost == {ITERATION} else outermost.pop()
-    line = f"  of {significant(base, 4)} J in {within}: {', '.join(texts)}"
-    return line if len(line) <= WIDTH else f"{line[: WIDTH - 1]}…"
+    return f"  of {significant(base, 4)} J in {within}: {', '.join(texts)}"
 
 
 def _is_trained(group: Mapping[str, Any]) -> bool:
     """Whether the phases of a group are of a training, not of its layers or beside others."""
     return LAYER not in group and group.get("overlaps") is not True
-
-
-def _parts_of(rows: Sequence[PhaseRow], iterations: Collection[str]) -> list[PhaseRow]:
-    """The phases that an iteration consists of, and those beside the iterations; without iterations the outermost."""
-    inside = [r for r in rows if r.path.rpartition("/")[0] in iterations]
-    outer = [r for r in rows if not any(f"{r.path}/".startswith(f"{i}/") or i.startswith(f"{r.path}/")
-             for i in iterations)]  # fmt: skip
-    depth = min((r.path.count("/") for r in outer), default=0)
-    return [*inside, *(r for r in outer if r.path.count("/") == depth)]
 
 
 def totals(path: Path, device: str | None = None) -> dict[str, float]:

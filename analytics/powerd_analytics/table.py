@@ -48,6 +48,7 @@ from powerd_analytics.energy.reasons import (
 from powerd_analytics.energy.uncertainty import (
     COVERAGE_FACTOR,
     MEAN_COLUMNS,
+    ROUNDING,
     Estimate,
     average_of,
     known,
@@ -58,12 +59,13 @@ from powerd_analytics.export import is_number
 from powerd_analytics.idle import IdleRow, idle_of
 from powerd_analytics.metrics import edp_js, gflops_per_w, gflops_per_w_paper, mean_power_w
 from powerd_analytics.runs.in_force import ENFORCED_CAP, TOLERANCE_W, Enforced, knob_of
-from powerd_analytics.runs.nesting import EVALUATIONS, FORWARD, PASSES_OF, UPDATE, key_of
+from powerd_analytics.runs.nesting import EVALUATIONS, FORWARD, PASSES_OF, UPDATE, containers, key_of, parts_of
 from powerd_analytics.runs.phases import (
     EXECUTED,
     LAYER,
     OPERATIONS,
     PhaseClass,
+    Phases,
     as_range,
     is_number_cell,
     merged,
@@ -79,11 +81,14 @@ from powerd_analytics.settings import Settings, settings_of
 from powerd_analytics.signals import load_bounded
 from powerd_analytics.text import digits, joined, seconds
 from powerd_client.phase import BASELINE
+from powerd_client.signal import Signal
 from powerd_core.errors import AnalysisError
 from powerd_core.text import times
 
 RESOLVABLE_SHARE = 0.9
 """A kind has a number when at least this share of its phases is resolvable: a mean over the long ones is no mean."""
+LEAST_REST = 0.005
+"""Share of the whole from which on a rest is shown."""
 READINGS_INSIDE = 2
 """Times what the slowest sensor tells apart, from which on a phase has readings of its own."""
 UNSURE = "too few readings to tell how sure that is"
@@ -143,12 +148,21 @@ class PhaseRow:
 
     is_iteration: bool = False
     """Whether these phases are the iterations of a training."""
+    rest_j: float | None = None
+    """Of ``j_per_batch``, what no phase inside has; None where none is inside. Layers and what overlaps are none."""
+    holds_others: bool = False
+    """Whether phases of other groups are inside, so that its joules are more than its group's."""
     own: Mapping[str, Any] | None = None
     """Its own attributes, where they are not those of its group: it lies in an iteration that states others."""
 
     @property
     def is_resolvable(self) -> bool:
         return self.j_per_batch is not None
+
+    @property
+    def place(self) -> tuple[str, ...]:
+        """The names of the phases around it, and its own."""
+        return tuple(self.path.split("/"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +188,7 @@ class TotalRow:
     gflops_basis: str
     """Whose joules these figures divide by: ``forward+backward`` or ``iteration``; one for all groups of a device."""
     rest_j: float | None
-    """Energy between the group's resolvable innermost phases."""
+    """Energy in none of the group's resolvable parts (`powerd_analytics.runs.nesting.containers`)."""
     missing_s: float
     is_lower_bound: bool
     note: str
@@ -191,6 +205,16 @@ class TotalRow:
     """Iterations a step of the optimizer, where gradients of several are accumulated."""
     ranks_counted: int = 1
     """Ranks whose iterations ``iterations`` counts: of those that share the device, the ones with such phases."""
+
+
+@dataclass(frozen=True, slots=True)
+class LineOfRun:
+    """What one line took over the whole recording."""
+
+    line: str
+    energy_j: float | None
+    u95_j: float | None
+    is_lower_bound: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +240,9 @@ class RunRow:
     off_by_j: float = 0.0
     magnified_j: float | None = None
     """The part of ``phases_j`` in which `Meter.magnify` repeated phases, which is in no group's total."""
+
+    lines: tuple[LineOfRun, ...] = ()
+    """The lines that feed the device: their joules add up to its own."""
 
 
 Row = PhaseRow | TotalRow | RunRow
@@ -457,12 +484,7 @@ def _reach(run: Run, each: Iterable[tuple[NDArray[np.int64], NDArray[np.int64]]]
 def _inside_changing(run: Run, family: Sequence[int]) -> NDArray[np.bool_]:
     """[m] phases within an iteration during which the setting changed."""
     p = run.phases
-    changed = p.of([i for i in iteration_labels(run, family) if _is_changing(run, i)])
-    inside, up = np.zeros(len(p), bool), p.parent
-    while (up >= 0).any():
-        inside |= (up >= 0) & changed[up]
-        up = np.where(up >= 0, p.parent[up], np.int32(-1))
-    return inside
+    return _inside(p, p.of([i for i in iteration_labels(run, family) if _is_changing(run, i)]))
 
 
 _KNOBS = {"power_cap": "cap", "sm_clock": "SM clock", "mem_clock": "memory clock"}
@@ -479,6 +501,8 @@ def group_text(group: Mapping[str, Any], fallback: str = "run") -> str:
             return f"{what} {value} {unit}" if is_number_cell(value) else f"{what} {value}"
         if name in ("model", "device_name", PASSES_OF):
             return str(value)
+        if name == "overlaps":
+            return "beside other phases" if value is True else f"{name} {value}"
         if name == "gpus":
             return f"{value} GPU{'' if value == 1 else 's'}"
         return f"batch {value}" if name == "batch_size" else f"{name} {quoted(value)}"
@@ -522,6 +546,8 @@ class _Seen:
     ranks: int
     """How many ranks share the device."""
     settings: Settings
+    is_told: NDArray[np.bool_]
+    """By class, whether the sensor tells the energy of enough of its phases."""
 
     def sharing(self, labels: Sequence[int]) -> int:
         """Ranks that share what phases of these classes take: processes that are none take the whole."""
@@ -563,7 +589,8 @@ def table_of(whole: Run, parts: Sequence[Part], *, progress: Progress = no_progr
         progress(i / len(parts), f"energies of {part.device}")
         run, sharing = ranks.on(whole, part.device)
         tracks = ranks.tracks(run)
-        seen = _Seen(run, part, energies_with_magnified(run, part), tracks, sharing, settings)
+        columns = energies_with_magnified(run, part)
+        seen = _Seen(run, part, columns, tracks, sharing, settings, _told_kinds(run, columns))
         of_groups: list[tuple[TotalRow, _Efficiency]] = []
         for labels in groups(run).values():
             rows = _phase_rows(seen, labels)
@@ -577,14 +604,25 @@ def table_of(whole: Run, parts: Sequence[Part], *, progress: Progress = no_progr
 # -- phases ------------------------------------------------------------------------------------------------------------
 
 
+def _told_kinds(run: Run, columns: PhaseColumns) -> NDArray[np.bool_]:
+    """[classes] whether enough of the phases are resolvable, and half of them not without readings."""
+    p = run.phases
+    ended, resolvable, used = (
+        np.bincount(p.label[some], minlength=len(p.classes))
+        for some in (~p.cut, ~p.cut & columns.resolvable, ~p.cut & usable(columns))
+    )
+    told: NDArray[np.bool_] = (resolvable >= RESOLVABLE_SHARE * ended) & (used >= 0.5 * ended)
+    return told
+
+
 def _phase_rows(seen: _Seen, labels: list[int]) -> dict[int, PhaseRow]:
     """Rows of a group by class, but for the phase around all batches: its figures are the group's totals."""
     run, classes = seen.run, seen.run.phases.classes
     family = family_of(run, labels)
     ended = _ended(run, family)
     n = max(_ended(run, iteration_labels(run, family)).values(), default=0)
-    names = Counter(classes[i].shown[-1] for i in labels)
-    around = _paths_around(family, run)
+    names = Counter(shown[-1] for shown in {classes[i].shown for i in labels})
+    around, holding = _paths_around(family, run), _paths_around_others(run, family)
     outermost_labels = np.unique(run.phases.label[outermost(run, family)]).tolist()
     outer = {_kind(run, i) for i in outermost_labels if classes[i].name != BASELINE}
     rows = {}
@@ -595,7 +633,9 @@ def _phase_rows(seen: _Seen, labels: list[int]) -> dict[int, PhaseRow]:
             shown = classes[i].shown
             name = shown[-1] if names[shown[-1]] == 1 else "/".join(shown)
             row = _phase_row(seen, i, name, seen.sharing(labels))
-            rows[i] = row if is_each_batch or not has_inner else replace(row, samples_per_s=None)
+            if (has_inner and not is_each_batch) or _lacks_forward(run, labels):
+                row = replace(row, samples_per_s=None)
+            rows[i] = replace(row, holds_others=shown in holding)
     return rows
 
 
@@ -620,13 +660,14 @@ def _phase_row(seen: _Seen, label: int, name: str, ranks: int) -> PhaseRow:
     used = ended & usable(columns)
     s_mean = float(columns.duration_s[ended].mean()) if ended.any() else None
     clip = clipped(part, p.begin_ns, p.end_ns, ended)
-    is_resolvable = (ended & columns.resolvable).sum() >= RESOLVABLE_SHARE * ended.sum()
     magnified = magnified_kinds(seen.run, part).get(label)
-    mean, shares, method = None, "", INTEGRAL
-    if s_mean and used.sum() >= 0.5 * ended.sum() and is_resolvable:
+    mean, shares, method, rest_j, note_of_rest = None, "", INTEGRAL, None, ""
+    if s_mean and seen.is_told[label]:
         # Those left out are the short ones: the mean power holds for them too, the mean energy does not.
         scale = s_mean / float(columns.duration_s[used].mean()) / ranks
         mean = without_rounding(_mean_by_rank(columns, used, seen.tracks).scaled(scale))
+        rest_j = _rest_inside(seen, used, scale)
+        note_of_rest = _parts_exceed(rest_j, mean.energy_j)
         note = phase_note(columns, of_kind, p.cut, clip)
         slowest = max(part.signals, key=lambda s: s.resolution_ns)
         is_folded = s_mean * 1e9 < READINGS_INSIDE * slowest.resolution_ns
@@ -668,10 +709,30 @@ def _phase_row(seen: _Seen, label: int, name: str, ranks: int) -> PhaseRow:
         off_by_j=float(columns.off_by_j[used].mean()) / ranks if used.any() else 0.0,
         sd_s=_spread(columns.duration_s[ended]),
         sd_j=_spread(columns.energy_j[used] / ranks) if mean and not clip else None,
-        note=joined(shares, note, clip.note(has_number=mean is not None), seen.setting_note([label])),
+        note=joined(shares, note, note_of_rest, clip.note(has_number=mean is not None), seen.setting_note([label])),
         ranks=ranks,
         method=method,
+        rest_j=rest_j,
     )
+
+
+def _rest_inside(seen: _Seen, used: NDArray[np.bool_], scale: float) -> float | None:
+    """Mean joules of phases that the resolvable ones right inside do not have; None where none are inside."""
+    p, energy_j = seen.run.phases, seen.columns.energy_j
+    inner = (p.parent >= 0) & used[p.parent] & ~p.of([i for i, kind in enumerate(p.classes) if kind.is_beside])
+    if not inner.any():
+        return None
+    inner &= seen.columns.resolvable & seen.is_told[p.label]
+    whole_j, n = float(energy_j[used].sum()), int(used.sum())
+    rest_j = whole_j - float(energy_j[inner].sum())
+    return 0.0 if abs(rest_j) <= ROUNDING * abs(whole_j) else rest_j / n * scale
+
+
+def _parts_exceed(rest_j: float | None, whole_j: float | None) -> str:
+    """A note where the parts of something are more than it."""
+    if rest_j is None or whole_j is None or rest_j > -LEAST_REST * abs(whole_j):
+        return ""
+    return f"the parts add up to {digits(-rest_j, 2)} J more than the whole: there is no rest"
 
 
 def _spread(values: NDArray[np.float64]) -> float | None:
@@ -781,6 +842,14 @@ def _accumulated(run: Run, labels: Sequence[int], iterations: int) -> float | No
     return iterations / steps if steps and iterations >= ACCUMULATED * steps else None
 
 
+def _lacks_forward(run: Run, labels: Sequence[int]) -> bool:
+    """Whether passes of a training are marked without its forward passes and without iterations: samples a second of
+    these would be those of a part."""
+    classes = [run.phases.classes[i] for i in labels]
+    names = {kind.name for kind in classes}
+    return "backward" in names and not names & {FORWARD, ITERATION} and not any(kind.is_iteration for kind in classes)
+
+
 def _mixture(run: Run, labels: Sequence[int], outer: NDArray[np.bool_]) -> str:
     """Why a group's joules are none of so many batches, where they are not: its iterations are not all of it."""
     p = run.phases
@@ -792,6 +861,8 @@ def _mixture(run: Run, labels: Sequence[int], outer: NDArray[np.bool_]) -> str:
     if p.is_unstepped and "backward" in names:
         return "the optimizer was never stepped, so that passes are no batches"
     iterations = [p.classes[i].path for i in labels if p.classes[i].is_iteration]
+    if _lacks_forward(run, labels):
+        return "no forward pass is marked, so that a batch takes more than what is"
     if iterations or FORWARD in names:
         beside = [kind for kind in (p.classes[i] for i in labels) if kind.name in EVALUATIONS]
         beside = [kind for kind in beside if not any(kind.path[: len(path)] == path for path in iterations)]
@@ -811,21 +882,22 @@ def _rest(
     stretches: tuple[NDArray[np.int64], NDArray[np.int64]],
     total_j: float,
 ) -> tuple[float | None, str]:
-    """What a group's innermost resolvable phases leave of its total, and a note where there is no such rest.
+    """What a group's resolvable parts leave of its total, and a note where there is no such rest.
 
     Ranks that share a device each have an equal part of it: their phases and rests are those of one rank on average. To
     a rank without phases in the group all of it is rest.
     """
     p, columns, tracks = seen.run.phases, seen.columns, seen.tracks
-    resolved = [i for i in labels if i in rows and rows[i].is_resolvable]
-    around = _paths_around(resolved, seen.run)
-    cover = p.of([i for i in resolved if p.classes[i].shown not in around]) & columns.resolvable
-    others = _others_inside(seen.run, family_of(seen.run, labels))
-    cover[p.parent[others]] = False
+    family = family_of(seen.run, labels)
+    told_by_inner = _containers(seen.run, family) | _paths_around_others(seen.run, family)
+    resolved = [i for i in labels if i in rows and rows[i].is_resolvable and p.classes[i].shown not in told_by_inner]
+    cover = p.of(resolved) & columns.resolvable
+    others = _others_inside(seen.run, family)
     if p.classes[labels[0]].setting is not None:
         begin, end = stretches
         at = np.searchsorted(end, p.begin_ns, "right")
         cover &= (p.begin_ns >= np.append(begin, p.end_ns.max())[at]) & (p.end_ns <= np.append(end, p.end_ns.max())[at])
+    cover &= ~_inside(p, cover)
     if not (cover & ~outer).any() and not others.any():
         return None, ""
     # An outermost phase without phases inside is a phase like those inside others, and no rest. What overlaps the
@@ -842,7 +914,46 @@ def _rest(
         if overlapping(p.begin_ns[own], p.end_ns[own]):
             return None, "phases overlap (several processes or threads): no rest"
         rest_j += total_j - float(columns.energy_j[own].sum())
-    return rest_j / ranks, ""
+    return rest_j / ranks, _parts_exceed(rest_j / ranks, total_j)
+
+
+def _containers(run: Run, labels: Sequence[int]) -> set[tuple[str, ...]]:
+    """The paths of a group's phases that are told by what is in them."""
+    classes, ended = run.phases.classes, _ended(run, labels)
+    kinds: dict[tuple[str, ...], tuple[bool, float]] = {}
+    for i in labels:
+        is_iteration, n = kinds.get(classes[i].shown, (False, 0.0))
+        kinds[classes[i].shown] = is_iteration or classes[i].is_iteration, max(n, ended[_kind(run, i)])
+    return containers(kinds) & _paths_around(labels, run)
+
+
+def parts_among(rows: Sequence[PhaseRow]) -> list[PhaseRow]:
+    """Those of the rows of a group that are its parts: they, and what is between them, are all of it."""
+    kinds = {r.place: (r.is_iteration, float(r.iterations)) for r in rows}
+    others = {r.place for r in rows if r.holds_others}
+    unresolved = {r.place for r in rows if not r.is_resolvable}
+    empty = {r.place for r in rows if r.is_resolvable and r.rest_j is None}
+    parts = parts_of(kinds, others, unresolved, empty)
+    return [r for r in rows if r.place in parts]
+
+
+def _paths_around_others(run: Run, family: Sequence[int]) -> set[tuple[str, ...]]:
+    """The paths of a family's phases that have phases of other groups inside, at any depth."""
+    p, around = run.phases, np.zeros(len(run.phases), bool)
+    up = p.parent[_others_inside(run, family)]
+    while len(up := np.unique(up[up >= 0])):
+        around[up] = True
+        up = p.parent[up]
+    return {p.classes[i].shown for i in np.unique(p.label[around]).tolist() if i in family}
+
+
+def _inside(p: Phases, some: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """[m] the phases inside some, at any depth."""
+    inside, up = np.zeros(len(p), bool), p.parent
+    while (up >= 0).any():
+        inside |= (up >= 0) & some[up]
+        up = np.where(up >= 0, p.parent[up], np.int32(-1))
+    return inside
 
 
 _Efficiency = dict[str, tuple[float | None, float | None]]
@@ -940,7 +1051,19 @@ def _run_row(seen: _Seen, *, is_unused: bool) -> RunRow:
         off_by_j=float(whole.off_by_j[0]),
         note=joined(*notes),
         magnified_j=magnified_j,
+        lines=tuple(line_of_run(part, signal) for signal in part.signals),
     )
+
+
+def line_of_run(part: Part, signal: Signal) -> LineOfRun:
+    """What one line took over the whole recording, by the model of the power that the part has of it."""
+    run, alone = part.run, replace(part, signals=(signal,))
+    begin, end = np.array([run.begin_ns]), np.array([run.end_ns])
+    whole, clip = interval_energies(alone, begin, end, is_whole=True), clipped(alone, begin, end)
+    if len(signal) < 2 or not np.isfinite(whole.energy_j[0]):
+        return LineOfRun(signal.line.name, None, None, is_lower_bound=False)
+    u95_j = None if clip or np.isnan(whole.u95_j[0]) else float(whole.u95_j[0])
+    return LineOfRun(signal.line.name, float(whole.energy_j[0]), u95_j, clip.is_lower_bound)
 
 
 def _loss_notes(run: Run, part: Part) -> list[str]:

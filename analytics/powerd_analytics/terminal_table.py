@@ -17,10 +17,11 @@ from rich.console import Console
 from rich.text import Text
 
 from powerd_analytics.metrics import J_PER_KWH
-from powerd_analytics.runs.nesting import FORWARD
+from powerd_analytics.runs.nesting import FORWARD, containers
 from powerd_analytics.runs.phases import LAYER
 from powerd_analytics.table import (
     ITERATION,
+    LEAST_REST,
     MODELLED,
     NOT_OF_SAMPLES,
     PhaseRow,
@@ -43,7 +44,6 @@ MOST_ROWS = 20
 """Of a group: of more kinds of phases, those with the most joules."""
 MOST_GROUPS = 8
 MOST_NOTES = 3
-_LEAST_SHARE = 0.005
 _BAR = 10
 _BATCH = "batch_size"
 _COLUMNS = ("batch", "phase", "n", "s/batch", "J/batch ± U95", "share", "", "samples/s")
@@ -76,7 +76,7 @@ def print_tree(
         for line in ([*columns], *each[i]) if block.phases else ():
             _print(console, _joined(line, widths))
         for what, part_j in (("repeated alone", block.run.magnified_j), ("outside phases", block.run.rest_j)):
-            if part_j and abs(part_j) > _LEAST_SHARE * abs(block.run.energy_j or 0.0):
+            if part_j and abs(part_j) > LEAST_REST * abs(block.run.energy_j or 0.0):
                 share = f" ({part_j / (block.run.energy_j or 1.0):.0%})".replace("%", " %")
                 _print(console, _joined(f"{what} {digits(part_j, 3)} J{share}", widths))
     for row in table.runs:
@@ -161,18 +161,23 @@ class _Block:
         shown = sorted(rows, key=lambda row: -(shares[id(row)] or 0.0))[:MOST_ROWS]
         shown = [row for row in rows if any(row is kept for kept in shown)]
         for row, stem, name, parent in _tree(shown):
+            if name == _REST:
+                own_name = stem + _rest_name(r for r in rows if r.path.startswith(f"{row.path}/"))
+                whole_j = (row.j_per_batch or 0.0) * row.iterations if row.holds_others else total.energy_j
+                yield from _rest_line(own_name, row.rest_j, row.iterations, whole_j)
+                continue
             has_inner = any(other.path.startswith(row.path + "/") for other in shown)
             yield _cells(row, stem + name, parent, batch, shares[id(row)], has_bar=not has_inner)
             batch = ""
         if more := len(rows) - len(shown):
             hidden = sum(share for row in rows if row not in shown and (share := shares[id(row)]) is not None)
             yield f"{more} more kinds of phases, together {_percent(hidden)} (--wide)"
-        rest_j = total.rest_j
-        share = rest_j / total.energy_j if rest_j is not None and total.energy_j else 0.0
-        if rest_j is not None and abs(share) >= _LEAST_SHARE:
-            each = digits(rest_j / total.iterations, 3) if total.iterations else ""
-            name = "(rest)" if all(row.is_resolvable for row in rows) else "(rest, n.r.)"
-            yield ["", name, "", "", each, _percent(share), bar(share, _BAR), ""]
+        if total.rest_j is not None:
+            told = containers({row.place: (row.is_iteration, float(row.iterations)) for row in rows})
+            around = [row for row in rows if row.holds_others or row.place in told]
+            between_j = total.rest_j - sum((row.rest_j or 0.0) * row.iterations for row in around)
+            n = total.iterations or 1
+            yield from _rest_line(_rest_name(rows), between_j / n, n, total.energy_j)
         if len(rows) != 1 or rows[0].iterations != 1:
             speed = f" · {digits(total.samples_per_s, 3)} samples/s" if total.samples_per_s is not None else ""
             if (batches := total.batches_per_optimizer_step) and total.energy_j is not None:
@@ -185,8 +190,24 @@ class _Block:
             yield f"above idle {above} · idle {digits(idle['idle_w'], 3)} W"
 
 
+_REST = "(rest)"
+
+
+def _rest_line(name: str, each_j: float | None, n: int, whole_j: float | None) -> Iterator[Line]:
+    """The line of what is in none of the phases inside something, joules of each of ``n``, and all as a share of
+    ``whole_j``; none where that is next to nothing."""
+    share = each_j * n / whole_j if each_j is not None and whole_j else 0.0
+    if abs(share) >= LEAST_REST:
+        yield ["", name, "", "", digits(each_j, 3), _percent(share), bar(share, _BAR), ""]
+
+
+def _rest_name(inner: Iterable[PhaseRow]) -> str:
+    return _REST if all(row.is_resolvable for row in inner) else "(rest, n.r.)"
+
+
 def _tree(rows: Sequence[PhaseRow]) -> Iterator[tuple[PhaseRow, str, str, PhaseRow | None]]:
-    """The rows in the order of a tree: each with the lines that lead to it, its name, and the row around it."""
+    """The rows in the order of a tree: each with the lines that lead to it, its name, and the row around it. Behind
+    those inside a row it comes once more, named `_REST`."""
     around: dict[int, PhaseRow | None] = {}
     for row in rows:
         outer = [r for r in rows if row.path.startswith(r.path + "/")]
@@ -194,28 +215,38 @@ def _tree(rows: Sequence[PhaseRow]) -> Iterator[tuple[PhaseRow, str, str, PhaseR
 
     def below(parent: PhaseRow | None, stem: str) -> Iterator[tuple[PhaseRow, str, str, PhaseRow | None]]:
         inner = [row for row in rows if around[id(row)] is parent]
+        has_rest = parent is not None and _has_rest(parent, bool(inner))
         for i, row in enumerate(inner):
-            is_last = i == len(inner) - 1
+            is_last = i == len(inner) - 1 and not has_rest
             name = row.phase if parent is None else row.path[len(parent.path) + 1 :]
             if sum(other.path == row.path for other in rows) > 1:
                 name += f" ({row.timing})"
             yield row, "" if parent is None else stem + ("└ " if is_last else "├ "), name, parent
             yield from below(row, "" if parent is None else stem + ("  " if is_last else "│ "))
+        if parent is not None and has_rest:
+            yield parent, stem + "└ ", _REST, parent
 
     yield from below(None, "")
 
 
+def _has_rest(row: PhaseRow, has_inner: bool) -> bool:
+    """Whether the line of what is in no phase inside stands below a row."""
+    if row.rest_j is None or not row.j_per_batch or not (has_inner or row.holds_others):
+        return False
+    return abs(row.rest_j) >= LEAST_REST * abs(row.j_per_batch)
+
+
 def _share(row: PhaseRow, total: TotalRow) -> float | None:
-    """Joules of all phases of a kind, as a share of those of its group; None where they hold phases of other groups,
-    so that they are more than these."""
-    if row.j_per_batch is None or not total.energy_j:
+    """Joules of all phases of a kind, as a share of those of its group; None where they are more than these: they
+    hold phases of other groups, or overlap each other."""
+    if row.j_per_batch is None or not total.energy_j or row.holds_others:
         return None
     share = row.j_per_batch * row.iterations / total.energy_j
-    return share if share < 1 + _LEAST_SHARE else None
+    return share if share < 1 + LEAST_REST else None
 
 
 def _percent(share: float | None) -> str:
-    return "" if share is None else "< 1 %" if 0 < share < _LEAST_SHARE else f"{100 * share:.0f} %"
+    return "" if share is None else "< 1 %" if 0 < share < LEAST_REST else f"{100 * share:.0f} %"
 
 
 def _n(row: PhaseRow) -> int:

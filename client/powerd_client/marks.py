@@ -155,6 +155,10 @@ class MarkWriter:
         key = name, json.dumps([plain, timing], sort_keys=True)
         return self._numbered(key, {"name": name, "attributes": plain, "timing": timing})
 
+    def has_kind(self, name: str) -> bool:
+        """Whether phases of this name have been asked for."""
+        return any(known == name for known, _ in list(self._kinds))
+
     def _tell_fault(self, text: str) -> None:
         if self.is_open:
             tell(text)

@@ -27,7 +27,7 @@ import functools
 import os
 import sys
 import weakref
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import count
@@ -40,6 +40,7 @@ from torch import _C, Tensor, nn
 from torch._dynamo.eval_frame import OptimizedModule
 from torch.compiler import is_compiling
 from torch.distributed import is_available as has_distributed
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils import checkpoint
 
 from powerd_client.hostclock import now_ns
@@ -53,6 +54,8 @@ from powerd_core.errors import ConfigError
 _Function = Callable[..., Any]
 _WRAPPERS = ("_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod")
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
+_MOST_NODES = 100_000
+"""Of a graph, before it is given up to find whose it is."""
 _SURE = 0
 """Stands for the module that is called where the call's end is sure to be seen."""
 _IN_CHILDREN = (
@@ -72,6 +75,15 @@ class _Pass:
     codes: PhaseCodes
     layer: PhaseCodes | None = None
     recompute: PhaseCodes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Stepped:
+    """An optimizer that steps and is not watched."""
+
+    name: str
+    is_of_watched: bool
+    """Whether it steps parameters of a watched model."""
 
 
 class TorchMarks:
@@ -99,6 +111,12 @@ class TorchMarks:
         """Whether one has run since the last update."""
         self.was_sent = False
         """Whether something watched was sent to a child process."""
+        self.has_lost_model = False
+        """Whether a watched model was garbage-collected."""
+        self._unwatched_backwards = 0
+        """Backward passes that trained nothing that is watched."""
+        self._unwatched_steps: weakref.WeakKeyDictionary[Any, _Stepped] = weakref.WeakKeyDictionary()
+        self._told_steps: Counter[tuple[str, bool]] = Counter()
         self._is_disowned = False
         """Whether this is the copy in a forked child."""
         self._begun_ns = now_ns()
@@ -111,6 +129,7 @@ class TorchMarks:
             if watch.passes is not None:
                 watch.passes.tell_idle()
             watch.remove()
+        self._tell_unwatched()
         _meters.remove(self)
 
     def disown(self) -> None:
@@ -195,11 +214,18 @@ class TorchMarks:
                 update.cut()
         self.mark(codes.begin)
 
-    def begin_backward(self, *, accumulates: bool) -> bool:
-        """Begin ``backward``, or ``gradient`` for one whose results are handed out. False inside another: a
-        checkpoint's own backward is a part of it."""
+    def begin_backward(self, *, accumulates: bool, of: object = None) -> bool:
+        """Begin ``backward``, or ``gradient`` for one whose results are handed out, of the tensors ``of``. False inside
+        another, as a checkpoint's own backward is a part of it, and for one that trains nothing that is watched."""
         thread = get_ident()
-        if not self.watches or thread in self._passes or graph_task() != -1:
+        if thread in self._passes or graph_task() != -1:
+            return False
+        if not self.watches:
+            self._unwatched_backwards += accumulates and self.has_lost_model
+            return False
+        is_first = thread not in self._trained or thread in self._has_begun_backward
+        if accumulates and is_first and self._is_of_others(of):
+            self._unwatched_backwards += 1
             return False
         self._has_begun_backward.add(thread)
         if accumulates:
@@ -209,6 +235,63 @@ class TorchMarks:
         self._passes[thread] = _Pass(codes)
         self.begin(codes)
         return True
+
+    def _is_of_others(self, of: object) -> bool:
+        """Whether a backward pass without a forward pass of a watched model reaches parameters, and none of a watched
+        model."""
+        watched = {id(p) for watch in list(self.watches) if (model := watch.model()) for p in model.parameters()}
+        tensors = of if isinstance(of, tuple | list) else (of,)
+        nodes: list[Any] = [node for t in tensors if isinstance(t, Tensor) and (node := t.grad_fn) is not None]
+        seen, reaches_any = set(nodes), False
+        while nodes and len(seen) < _MOST_NODES:
+            node = nodes.pop()
+            if (parameter := getattr(node, "variable", None)) is not None:
+                reaches_any = True
+                if id(parameter) in watched:
+                    return False
+            inner = [other for other, _ in node.next_functions if other is not None and other not in seen]
+            seen.update(inner)
+            nodes += inner
+        return reaches_any and not nodes
+
+    def see_step(self, optimizer: Any) -> None:
+        """An optimizer steps. One that trains a watched model beside or instead of the optimizers of its watch is taken
+        into the watch; of others the steps are counted."""
+        if get_ident() in self.updating:  # a part of the step around it
+            return
+        stepped = self._unwatched_steps.get(optimizer)
+        if stepped is None:
+            if any(updates.marks is self for updates in _updates_of(optimizer)):
+                return
+            own = {id(p) for group in optimizer.param_groups for p in group["params"]}
+            watch = next((w for w in list(self.watches) if (model := w.model()) is not None
+                          and not own.isdisjoint(map(id, model.parameters()))), None)  # fmt: skip
+            if watch is not None and watch.updates:
+                # Until a watched one has stepped, another may be a part of it, as of sharpness-aware methods.
+                if any(updates.is_stepped for updates in watch.updates):
+                    watch.take(optimizer, is_beside=not self.has_gradients)
+                return
+            if watch is None and not (self.watches or self.has_lost_model):
+                return
+            stepped = self._unwatched_steps[optimizer] = _Stepped(type(optimizer).__name__, watch is not None)
+        self._told_steps[stepped.name, stepped.is_of_watched] += 1
+
+    def _tell_unwatched(self) -> None:
+        """Tell of training that no watch has seen, when the meter is closed."""
+        for (name, is_of_watched), steps in self._told_steps.items():
+            if is_of_watched and not self._writer.has_kind("update"):  # the training may mark its steps itself
+                self.tell(
+                    f"{name} stepped a watched model {_times(steps)}, and its watch was given no optimizer: none of "
+                    "these steps is an update here; give watch(model, optimizer) the optimizer"
+                )
+        others = [f"{name} stepped {_times(n)}" for (name, is_of_watched), n in self._told_steps.items()
+                  if not is_of_watched]  # fmt: skip
+        if self._unwatched_backwards:
+            stepped = f" ({', '.join(others)})" if others else ""
+            self.tell(
+                f"backward ran {_times(self._unwatched_backwards)} for models that are not watched{stepped}: this "
+                "training is in no phase and no samples/s; watch each new model"
+            )
 
     def end_backward(self, *, failed: bool) -> None:
         """End what `begin_backward` began, and the layer that is open in it."""
@@ -268,7 +351,7 @@ class UpdateMarks:
         self.runs_closure = False
         """Whether the update that is open runs its closure: passes inside are a part of it."""
         self._nests_closures = nests_closures
-        self._backwards_before, self._is_stepped = marks.backwards, False
+        self._backwards_before, self.is_stepped = marks.backwards, False
         self._codes = codes
         self._name = type(optimizer).__name__
         self._is_held = False
@@ -289,7 +372,7 @@ class UpdateMarks:
         for hook in self._hooks:
             hook.remove()
         count = self.marks.backwards - self._backwards_before
-        if count and not self._is_stepped:
+        if count and not self.is_stepped:
             self.marks.tell(
                 f"backward ran {_times(count)}, and the step of the watched {self._name} was never called: "
                 "no update of it is marked, and where no other is stepped, passes are not counted as batches; "
@@ -304,7 +387,7 @@ class UpdateMarks:
         are there already (by sharpness-aware methods), lies in the update."""
         if is_compiling():
             return None
-        self._is_stepped = True
+        self.is_stepped = True
         if self._depth and _calls_of(id(optimizer), "wrapper") > 1:
             self._depth += 1
             return None
@@ -373,7 +456,7 @@ class UpdateMarks:
     def hold(self) -> None:
         """``scaler.unscale_(optimizer)`` or ``scaler.step(optimizer)`` begins: the update is open from the first of
         them to the end of the scaler's step."""
-        self._is_stepped = True
+        self.is_stepped = True
         if not (self._is_held and self.marks.updating.get(get_ident()) is self):
             self._begin()
             self._is_held, self._has_stepped = True, False
@@ -410,6 +493,7 @@ def _calls_of(owner: int, name: str) -> int:
 def _patch_torch() -> None:
     torch.autograd.backward = _marked_pass(torch.autograd.backward, accumulates=True)
     torch.autograd.grad = _marked_pass(torch.autograd.grad, accumulates=False)
+    register_optimizer_step_pre_hook(_see_step)
     module: Any = nn.Module
     module.compile = _marked_compile(module.compile)
     wrapper: Any = OptimizedModule
@@ -425,12 +509,23 @@ def _patch_torch() -> None:
     saved.CheckpointFunction.apply = staticmethod(_recomputing(saved.CheckpointFunction.apply))
 
 
+def _see_step(optimizer: Any, _args: Any, _kwargs: Any) -> None:
+    """The step pre-hook of all optimizers, which comes before their own."""
+    if _meters and not is_compiling():
+        for marks in (*_meters,):
+            try:
+                marks.see_step(optimizer)
+            except Exception as error:  # noqa: BLE001  (a training step must not fail for its measurement)
+                marks.note(f"a hook failed, and updates may be missing: {type(error).__name__}: {error}")
+
+
 def _marked_pass(original: _Function, *, accumulates: bool) -> _Function:
     @functools.wraps(original)
     def marked(*args: Any, **kwargs: Any) -> Any:
         if is_compiling():
             return original(*args, **kwargs)
-        begun = [marks for marks in list(_meters) if marks.begin_backward(accumulates=accumulates)]
+        of = args[0] if args else kwargs.get("tensors")
+        begun = [marks for marks in list(_meters) if marks.begin_backward(accumulates=accumulates, of=of)]
         failed = True
         try:
             result = original(*args, **kwargs)
@@ -966,6 +1061,10 @@ class Watch:
         """The loader that was given, with its waits marked as ``data``."""
         self.passes: ForwardPasses | None = None
         """What marks the model's own passes."""
+        self.updates: list[UpdateMarks] = []
+        """What marks the steps of its optimizers."""
+        self.attributes: Mapping[str, Attribute] = {}
+        self.nests_closures = True
         self._undo: list[Callable[[], object]] = []
         self.marks = marks
         name = type(model).__name__
@@ -973,6 +1072,7 @@ class Watch:
         def collected(_: object) -> None:
             if self._undo and marks is not None:
                 marks.note(f"the watched {name} was garbage-collected: its phases end there", "info")
+                marks.has_lost_model = True
                 self.remove()
 
         self.model = weakref.ref(model, collected)
@@ -1000,6 +1100,16 @@ class Watch:
         handle = module.register_forward_hook(last, always_call=True)
         module._forward_hooks_always_called[handle.id] = last  # type: ignore[assignment]  # known as powerd's when copied
         self.on_remove(handle.remove)
+
+    def take(self, optimizer: Any, *, is_beside: bool, number: int | None = None) -> None:
+        """Mark the steps of an optimizer as ``update``. One that steps beside others has a number of its own."""
+        assert self.marks is not None
+        number = len(self.updates) if is_beside and number is None else number
+        own = self.attributes if number is None else {**self.attributes, "optimizer": number}
+        codes = self.marks.codes("update", own)
+        updates = UpdateMarks(self.marks, codes, optimizer, nests_closures=self.nests_closures)
+        self.updates.append(updates)
+        self.on_remove(updates.close)
 
     @property
     def is_active(self) -> bool:
@@ -1055,10 +1165,9 @@ def watch(
         end = mark_communication(marks, getattr(model, "_orig_mod", model), attributes)
         if end is not None:
             watch.on_remove(end)
+    watch.attributes, watch.nests_closures = attributes, nests_closures
     for number, optimizer in enumerate(unwrapped):
-        own = {**attributes, "optimizer": number} if len(unwrapped) > 1 else attributes
-        updates = UpdateMarks(marks, marks.codes("update", own), optimizer, nests_closures=nests_closures)
-        watch.on_remove(updates.close)
+        watch.take(optimizer, is_beside=False, number=number if len(unwrapped) > 1 else None)
     return watch
 
 

@@ -80,7 +80,7 @@ def _serve(server: Server, environment: dict[str, str], folder: Path, arguments:
             helper = _start_helper(folder, environment)
         if arguments.then:
             status = _run_command(arguments.then, environment)
-            if status == 0 and not any(gpu.truth.busy_s for gpu in server.node.gpus):
+            if status == 0 and server.face.was_measured and not any(gpu.truth.busy_s for gpu in server.node.gpus):
                 sys.stdout.flush()
                 print(_IDLE, file=sys.stderr)
             return status

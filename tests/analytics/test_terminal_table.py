@@ -8,10 +8,14 @@ import make_layers
 import numpy as np
 import pytest
 from command import joules
-from make_run import MS, LineSpec, PhaseSpec, make_run
+from make_run import MS, LineSpec, PhaseSpec, S, constant, make_run
 
+from powerd_analytics.breakdown import breakdowns, is_part
+from powerd_analytics.figures import frame_of
+from powerd_analytics.results import result_lines
 from powerd_analytics.runs.run import read_run
 from powerd_analytics.table import phase_table
+from powerd_analytics.trainings import Length, prepared
 
 
 def line(name="gpu0.rail", device="gpu0", provenance="measured", watts=100.0):
@@ -130,3 +134,75 @@ def test_every_iteration_in_every_format_for_programs(tmp_path, capsys):
     parquet = pytest.importorskip("pyarrow.parquet")
     shown(capsys, path, "--table", "iterations", "--format", "parquet", "--output", tmp_path / "i.parquet")
     assert parquet.read_table(tmp_path / "i.parquet").to_pylist() == rows
+
+
+def nested(path, around=()):
+    """20 iterations of 10 s at 100 W, recomputation within backward. ``around``: phases above them, as name, attributes
+    and seconds before the first iteration."""
+    phases, t = [], 10 * S
+    for depth, (name, attributes, before_s) in enumerate(around):
+        phases.append(PhaseSpec(name, t - before_s * S, t + 200 * S, attributes, depth - 1))
+    for k in range(20):
+        outer, begin = len(phases), t + 10 * k * S
+        phases.append(PhaseSpec("iteration", begin, begin + 10 * S, {"batch_size": 8}, len(around) - 1))
+        for name, a, b, parent in (
+            ("forward", 0, 2, outer), ("backward", 2, 8, outer), ("recompute", 4, 6, outer + 2),
+            ("update", 8, 9, outer),
+        ):  # fmt: skip
+            phases.append(PhaseSpec(name, begin + a * S, begin + b * S, {"batch_size": 8}, parent))
+    line = LineSpec("gpu0.a", constant, period_ns=500 * MS)
+    return make_run(path, [line], phases, end_ns=220 * S)
+
+
+def test_parts_and_rest_are_the_whole_where_phases_are_nested(tmp_path, capsys):
+    path = nested(tmp_path / "r.h5")
+    table = phase_table(read_run(path))
+    (total,) = table.totals
+    assert total.rest_j == pytest.approx(20 * 100.0, rel=1e-3)
+    rest = {row.path: row.rest_j for row in table.phases}
+    assert rest["iteration"] == pytest.approx(100.0, rel=1e-3)
+    assert rest["iteration/backward"] == pytest.approx(400.0, rel=1e-3)
+    assert rest["iteration/forward"] is None
+    rests = [line.split()[-3:-1] for line in shown(capsys, path).splitlines() if "(rest)" in line]
+    assert rests == [["40", "%"], ["10", "%"]]
+    assert "backward 60 %, forward 20 %, update 10 %, rest 10 %" in result_lines(path)[1]
+    frame = frame_of(read_run(path), table)
+    assert list(frame["phase"][is_part(frame)]) == ["forward", "backward", "update"]
+    bar = breakdowns(prepared(frame, Length()))[0][0]
+    assert [(piece.phase, round(piece.energy_j)) for piece in bar.pieces] == [
+        ("forward", 200), ("backward", 600), ("update", 100)
+    ]  # fmt: skip
+    assert bar.rest_j == pytest.approx(100.0, rel=1e-3)
+
+
+def test_the_rest_of_a_phase_above_the_iterations_is_a_share_of_that_phase(tmp_path, capsys):
+    path = nested(tmp_path / "r.h5", [("stretch", {}, 5)])
+    out = shown(capsys, path)
+    (stretch,) = (line for line in out.splitlines() if line.lstrip().startswith("stretch"))
+    assert "20500" in stretch
+    assert "%" not in stretch
+    rest = out.splitlines()[out.splitlines().index(stretch) + 1]
+    assert rest.split() == ["└", "(rest)", "500", "2", "%", "▎"]
+    frame = frame_of(read_run(path), phase_table(read_run(path)))
+    assert "stretch" not in set(frame["phase"][is_part(frame)])
+
+
+def test_a_lone_phase_is_no_riddle_in_the_closing_line(tmp_path):
+    line = LineSpec("gpu0.a", constant, period_ns=50 * MS)
+    path = make_run(tmp_path / "r.h5", [line], [PhaseSpec("iteration", S, 2 * S)], end_ns=3 * S)
+    assert result_lines(path)[1] == "  of 100.0 J in iterations: iteration 100 %"
+
+
+def test_the_closing_line_is_never_cut(tmp_path):
+    names = [f"a stage whose name is long {i}" for i in range(9)]
+    phases = [PhaseSpec(name, (1 + i) * S, (2 + i) * S) for i, name in enumerate(names)]
+    path = make_run(tmp_path / "r.h5", [LineSpec("gpu0.a", constant, period_ns=50 * MS)], phases, end_ns=12 * S)
+    assert all(name in result_lines(path)[1] for name in names)
+
+
+def test_groups_are_named_in_words(tmp_path, capsys):
+    phases = [PhaseSpec("backward", S, 2 * S), PhaseSpec("communication", S, 2 * S, {"overlaps": True})]
+    path = make_run(tmp_path / "r.h5", [LineSpec("gpu0.a", constant, period_ns=50 * MS)], phases, end_ns=3 * S)
+    out = shown(capsys, path)
+    assert "beside other phases" in out
+    assert "overlaps" not in out

@@ -58,3 +58,18 @@ def test_layers_are_groups_of_their_own(run):
 
 def test_pictures_show_what_does_not_overlap(run):
     assert "communication" not in phase_colours(run)
+
+
+def test_passes_without_their_forward_have_no_samples_a_second(tmp_path):
+    phases, t = [], 100 * MS
+    for _ in range(ITERATIONS):
+        for name, ms in (("backward", 40), ("update", 10)):
+            phases.append(PhaseSpec(name, t, t + ms * MS, {"batch_size": 64}))
+            t += ms * MS
+        t += 30 * MS
+    line = LineSpec("gpu0.a", lambda t: np.full(len(t), 100.0))
+    table = phase_table(read_run(make_run(tmp_path / "r.h5", [line], phases, end_ns=t + 100 * MS)))
+    (total,) = table.totals
+    assert total.samples_per_s is None
+    assert "no forward pass is marked" in total.note
+    assert all(row.samples_per_s is None for row in table.phases)

@@ -524,6 +524,68 @@ def test_an_exception_in_a_closure_cuts_the_update_around_it(meter):
     assert meter.tree() == "forward backward update! forward"
 
 
+# ---- what was watched is replaced
+
+
+def test_an_optimizer_that_replaces_the_watched_one_is_marked_from_its_first_step(meter):
+    model = network()
+    first, second = sgd(model[2]), sgd(model)
+    meter.watch(model, first)
+    step(model, first)
+    step(model, second)
+    step(model, second)
+    assert meter.tree() == " ".join(["forward backward update"] * 3)
+    meter.close()
+    assert meter.tape.notes == []
+
+
+def test_an_optimizer_that_steps_beside_the_watched_one_is_another(meter):
+    model = network()
+    first, second = sgd(model[0]), sgd(model[2])
+    meter.watch(model, first)
+    for _ in range(2):
+        model(X).sum().backward()
+        first.step()
+        second.step()
+    assert meter.tree() == " ".join(["forward backward update update:1"] * 2)
+
+
+@pytest.mark.parametrize("is_kept", [True, False], ids=["kept", "dropped"])
+def test_training_of_a_model_that_is_not_watched_is_told_and_in_no_phase(meter, is_kept):
+    model = network()
+    optimizer = sgd(model)
+    meter.watch(model, optimizer)
+    step(model, optimizer)
+    kept = (model, optimizer) if is_kept else ()
+    for _ in range(3):  # a fold each
+        model = network()
+        optimizer = sgd(model)
+        gc.collect()
+        step(model, optimizer)
+        step(model, optimizer)
+    assert meter.tree() == "forward backward update"
+    assert len(kept) in (0, 2)
+    meter.close()
+    note = meter.tape.notes[-1]
+    assert note.startswith("watch: backward ran 6 times for models that are not watched (SGD stepped 6 times)")
+
+
+def test_steps_without_a_watched_optimizer_are_told_unless_the_training_marks_them(meter):
+    model = network()
+    optimizer = sgd(model)
+    meter.watch(model)
+    step(model, optimizer)
+    assert meter.tree() == "forward backward"
+    meter.close()
+    assert "SGD stepped a watched model once, and its watch was given no optimizer" in meter.tape.notes[-1]
+    with TapedMeter() as other:
+        other.watch(model)
+        model(X).sum().backward()
+        with other.phase("update"):
+            optimizer.step()
+    assert other.tape.notes == []
+
+
 # ---- labels
 
 

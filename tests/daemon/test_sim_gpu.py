@@ -515,6 +515,16 @@ input()
         )
         assert done.stdout.split() == ["3", "True", str(SHIM / "pynvml.py")]
 
+    @pytest.mark.slow
+    @pytest.mark.parametrize(("program", "is_told"), [
+        ("", False),
+        ("import pynvml as p; p.nvmlInit(); p.nvmlDeviceGetPowerUsage(p.nvmlDeviceGetHandleByIndex(0))", True),
+    ], ids=["nothing is measured", "power is read"])  # fmt: skip
+    def test_an_idle_card_is_told_where_something_was_measured(self, program, is_told):
+        command = [sys.executable, "-m", "powerd_daemon", "sim-gpu", "--", sys.executable, "-c", program]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+        assert ("was given no work" in done.stderr) == is_told
+
     def test_without_one_it_says_what_to_start(self, monkeypatch):
         monkeypatch.delenv("POWERD_SIM_GPU", raising=False)
         with pytest.raises(OSError, match="start `powerd sim-gpu`"):

@@ -9,9 +9,10 @@ import pytest
 from bench_report import browser_page, find_browser
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "analytics" / "support"))
-from make_campaign import one_run
+from make_campaign import one_run, simulated_campaign
 from make_run import MS, LineSpec, S, make_run, training
 
+from powerd_analytics.campaigns.report import write_report as write_campaign
 from powerd_analytics.report import write_report
 from powerd_analytics.runs.run import read_run
 from powerd_analytics.signals import load_signal
@@ -44,6 +45,22 @@ def page(runs, tmp_path_factory):
     with browser_page(CHROMIUM) as opened:
         opened.open(out)
         yield opened
+
+
+@pytest.mark.parametrize("kind", ["of a run", "of several runs", "of a campaign"])
+def test_every_kind_of_page_loads_without_an_error(runs, tmp_path, kind):
+    out = tmp_path / "page.html"
+    if kind == "of a campaign":
+        design, history = simulated_campaign(tmp_path / "c")
+        write_campaign(design, history, out)
+    else:
+        write_report(runs[:1] if kind == "of a run" else runs, out)
+    with browser_page(CHROMIUM) as opened:
+        opened.open(out)
+        assert opened.run("document.documentElement.dataset.ready") == "yes"
+        opened.run("document.getElementById('theme').click()")
+        opened.run("document.querySelector('table.sorts th button').click()")
+        assert opened.said == []
 
 
 def column(page, table, head):

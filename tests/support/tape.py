@@ -38,6 +38,9 @@ class Tape:
     def event(self, name, values, t_ns=None):
         self.events.append((name, dict(values)))
 
+    def has_kind(self, name):
+        return any(kind == name for kind, *_ in self.kinds)
+
     def crowded(self):
         return []
 

@@ -17,6 +17,7 @@ from powerd_analytics.campaigns.results import (
     TESTBED,
     CellFigures,
     mean_of,
+    mean_of_figures,
     mean_ratio,
     measured,
     run_notes,
@@ -24,7 +25,7 @@ from powerd_analytics.campaigns.results import (
 )
 from powerd_analytics.export import Cell as TableCell
 from powerd_analytics.export import Column, Table, make_table
-from powerd_analytics.figures import column
+from powerd_analytics.figures import Figure, column
 from powerd_analytics.metrics import weighted_mean
 from powerd_analytics.text import shortened
 from powerd_core.lease import KNOB_OF_OPTION
@@ -78,10 +79,7 @@ def cells_table(design: Design, history: History, figures: Sequence[CellFigures]
         elif why is not None:
             text = f"no result: {why.reason}{f' ({shortened(why.text, 60)})' if why.text else ''}"
             rows.append({**cell.levels, "runs": 0, "note": text})
-    kinds = sorted({f.provenance for f in figures} - {"measured"})
-    notes = [f"joules are {' and '.join(kinds)}" for _ in kinds[:1]]
-    if design.reference:
-        notes.append(f"E and EDP: of those at {reference_text(design)}, in the same block")
+    notes = [f"E and EDP: of those at {reference_text(design)}, in the same block"] if design.reference else []
     notes += _quiet_verdicts(rows) + run_notes(design, history)
     return make_table("cells", f"Cells of {design.name}", columns, rows, notes)
 
@@ -143,36 +141,58 @@ def _quiet_verdicts(rows: Sequence[dict[str, TableCell]]) -> list[str]:
 
 def phases_table(design: Design, history: History, figures: Sequence[CellFigures]) -> Table:
     """One row a cell and phase: seconds and joules of a batch where the sizes are known, else of a run, and what they
-    are off the reference's, block by block, as Castro et al. compare two cards."""
-    runs = [m for m in measured(design, history) if m.result.phases]
+    are off the reference's, block by block, as Castro et al. compare two cards. What is not resolvable says so."""
+    runs = [m for m in measured(design, history) if m.result.phases or m.result.unresolved]
     has_batches = bool(runs) and all(m.result.samples and _batch(m.item.cell.levels) for m in runs)
     per = "/batch" if has_batches else ""
     columns = [
         *factor_columns(design), Column("phase"),
         Column("time_s", "number", "s", heading=f"s{per}"),
         Column("u95_s", "number", "s", heading="± U95", is_uncertainty=True),
-        Column("energy_j", "number", "J", heading=f"J{per}"),
+        Column("energy_j", "number", "J", heading=f"J{per}", missing="n.r."),
         Column("u95_j", "number", "J", heading="± U95", is_uncertainty=True),
         *([Column("time_pct", "number", "%", heading="s Δ %"), Column("energy_pct", "number", "%", heading="J Δ %")]
           if design.reference else []),
+        Column("note"),
     ]  # fmt: skip
     by_cell: dict[str, dict[int, Result]] = {}
     for m in runs:
         by_cell.setdefault(m.item.cell.id, {})[m.item.block] = m.result
+    names = dict.fromkeys(name for m in runs for name in m.result.phases)
+    names |= dict.fromkeys(name for m in runs for name in m.result.unresolved)
     rows: list[dict[str, TableCell]] = []
     for cell in design.cells():
         own, reference = by_cell.get(cell.id, {}), design.reference_of(cell)
         beside = by_cell.get(reference.id, {}) if reference is not None else {}
-        for phase in dict.fromkeys(name for result in own.values() for name in result.phases):
-            each = []
-            for result in (r for r in own.values() if phase in r.phases):
-                (joules, seconds), n = result.phases[phase], _batches(result, cell.levels) if has_batches else 1.0
-                each.append((joules / n, seconds / n))
-            energy, time = (mean_of([pair[i] for pair in each], design) for i in (0, 1))
-            row = dict(cell.levels) | {"phase": phase, "energy_j": energy.value, "u95_j": energy.u95}
-            row |= {"time_s": time.value, "u95_s": time.u95}
-            rows.append(row | _off(own, beside, phase))
+        batches = {id(r): _batches(r, cell.levels) if has_batches else 1.0 for r in own.values()}
+        for phase in names:
+            joules = [_phase_figure(r, phase).scaled(1 / batches[id(r)]) for r in own.values() if phase in r.phases]
+            seconds = [s / batches[id(r)] for r in own.values() if (s := _phase_seconds(r, phase)) is not None]
+            if not seconds:
+                continue
+            time = mean_of(seconds, design)
+            row = dict(cell.levels) | {"phase": phase, "time_s": time.value, "u95_s": time.u95}
+            reasons = dict.fromkeys(str(r.unresolved[phase][1]) for r in own.values() if phase in r.unresolved)
+            if joules:
+                energy = mean_of_figures(joules, design)
+                row |= {"energy_j": energy.value, "u95_j": energy.u95}
+                some = f"joules: mean of {len(joules)} of {len(seconds)} runs; in the others "
+            else:
+                some = ""
+            note = f"{some}not resolvable: {', '.join(reasons)}" if reasons else None
+            rows.append(row | {"note": note} | _off(own, beside, phase))
     return make_table("phases", f"Phases of {design.name}", columns, rows)
+
+
+def _phase_figure(result: Result, phase: str) -> Figure:
+    statistical, systematic, rectangle = result.phases_u.get(phase, (None, None, 0.0))
+    return Figure(result.phases[phase][0], statistical, systematic, rectangle or 0.0)
+
+
+def _phase_seconds(result: Result, phase: str) -> float | None:
+    if phase in result.phases:
+        return result.phases[phase][1]
+    return float(result.unresolved[phase][0]) if phase in result.unresolved else None
 
 
 def _off(own: Mapping[int, Result], beside: Mapping[int, Result], phase: str) -> dict[str, TableCell]:

@@ -262,7 +262,8 @@ def _of_batches(design: Design, figures: Sequence[CellFigures]) -> Iterator[str]
             joules = [means[batch] for batch in sorted(means)]
             verb = "cost less" if all(a.value > b.value for a, b in pairwise(joules)) else "do not always cost less"
             values, sizes = _listed([_with_u95(mean) for mean in joules]), _listed([f"{b:g}" for b in sorted(means)])
-            yield f"{_name(dict(others))}: larger batches {verb} per sample: {values} {unit} at {sizes}"
+            name = _name(dict(others))
+            yield f"{name + ': ' if name else ''}larger batches {verb} per sample: {values} {unit} at {sizes}"
         return
     ratios = {others: means[max(means)].value / means[min(means)].value for others, means in several.items()}
     fewer = sum(ratio < 1 for ratio in ratios.values())

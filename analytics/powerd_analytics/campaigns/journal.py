@@ -50,6 +50,10 @@ class Result:
     """What `Meter.result` said last, numbers only."""
     phases: Mapping[str, Sequence[float]] = field(default_factory=dict)
     """Joules and seconds of all phases of a name together."""
+    phases_u: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """Of these joules the standard uncertainties, statistical and systematic, and the rectangle within the latter."""
+    unresolved: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    """Of phases without joules the seconds, and why."""
     operations: float | None = None
     """Of forward and backward: a multiply-add is one, each pass counts alike (Castro et al.)."""
     operations_executed: float | None = None
@@ -204,7 +208,7 @@ _KEY = re.compile(r"[0-9a-f]{10}-\d{1,9}")
 _NUMBERS = ("energy_j", "time_s", "u_statistical_j", "u_systematic_j", "samples", "iterations", "operations",
             "operations_executed", "file_bytes")  # fmt: skip
 _TEXTS = ("contradiction", "verdict", "note", "provenance", "device", "file")
-_MAPPINGS = ("accuracy", "phases", "kernels", "testbed")
+_MAPPINGS = ("accuracy", "phases", "phases_u", "unresolved", "kernels", "testbed")
 
 
 def cell_of(key: str) -> str:
@@ -271,6 +275,12 @@ def _result_of(values: Any) -> Result:
     for pair in result.phases.values():
         joules, seconds = pair
         _ = _number(joules), _number(seconds)
+    for parts in result.phases_u.values():
+        statistical, systematic, rectangle = map(_number, parts)
+        if min(statistical, systematic, rectangle) < 0:
+            raise ValueError("an uncertainty is 0 or more")
+    for seconds, why in result.unresolved.values():
+        _ = _number(seconds), _text_of({"why": why}, "why")
     for value in result.accuracy.values():
         _number(value)
     return result

@@ -7,7 +7,7 @@ sensor that both share. So ratios are taken block by block, and averaged.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import exp, inf, sqrt
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,8 +19,21 @@ from powerd_analytics.campaigns.journal import Discard, History, Result
 from powerd_analytics.campaigns.journal import Record as RunRecord
 from powerd_analytics.campaigns.stopping import QUANTILE_AFTER_LOOKS
 from powerd_analytics.energy.uncertainty import expanded, student
-from powerd_analytics.figures import ATTRIBUTE, COLUMNS, Frame, Record, attribute_cell, frame_from, rows_of, worked_out
+from powerd_analytics.figures import (
+    ATTRIBUTE,
+    COLUMNS,
+    Figure,
+    Frame,
+    Record,
+    attribute_cell,
+    figure_of,
+    frame_from,
+    rows_of,
+    sum_of_figures,
+    worked_out,
+)
 from powerd_analytics.metrics import ed2p_js2, edp_js, eds
+from powerd_analytics.repeats import mean_of_repeats
 from powerd_analytics.runs.phases import is_number_cell
 from powerd_analytics.runs.run import Run
 from powerd_core.errors import AnalysisError
@@ -54,7 +67,7 @@ _LOST = (State.YIELDED.value, State.LOST.value)
 def result_of(file: Path, design: Design, asked: Levels) -> Result:
     """What a run took: all groups of its phases, on the devices that count. Its phases are held against the levels that
     were ``asked``. Raises `RunFileError`, and `AnalysisError` for a run without joules."""
-    from powerd_analytics.breakdown import is_innermost
+    from powerd_analytics.breakdown import is_part
     from powerd_analytics.figures import frame_of
     from powerd_analytics.runs.run import read_run
     from powerd_analytics.table import phase_table
@@ -83,7 +96,7 @@ def result_of(file: Path, design: Design, asked: Levels) -> Result:
         device=",".join(devices),
         is_lower_bound=any(bool(row["is_lower_bound"]) for row in rows),
         accuracy={n: float(v) for n, v in run.result.items() if is_number_cell(v)},
-        phases=_phases(rows_of(frame[is_innermost(frame)]), devices),
+        **_phases(rows_of(frame[is_part(frame)]), devices),
         operations=_operations(first, "operations_per_sample", 2),
         operations_executed=_operations(first, "operations_executed_per_sample", 1),
         kernels=_kernels(run),
@@ -187,18 +200,28 @@ def _samples(rows: Sequence[Mapping[str, Any]]) -> float | None:
     return sum(counts) if counts and all(counts) else None
 
 
-def _phases(rows: Sequence[Record], devices: Sequence[str]) -> dict[str, tuple[float, float]]:
-    """Joules of all devices and seconds of each innermost phase; not of one whose joules are not known."""
-    mine = [row for row in rows if row["kind"] == "phase" and row["device"] in devices]
-    unknown = {str(row["phase"]) for row in mine if row["j_per_batch"] is None}
-    found: dict[str, tuple[float, float]] = {}
-    for row in mine:
-        name, n = str(row["phase"]), _of(row, "iterations")
-        if name not in unknown:
-            joules, seconds = found.get(name, (0.0, 0.0))
-            seconds += n * _of(row, "s_per_batch") if row["device"] == devices[0] else 0.0
-            found[name] = joules + n * _of(row, "j_per_batch"), seconds
-    return found
+def _phases(rows: Sequence[Record], devices: Sequence[str]) -> dict[str, Any]:
+    """Joules of all devices, with their uncertainty, and seconds of each part of an iteration; of one whose joules are
+    not known the seconds and why: ``phases``, ``phases_u`` and ``unresolved`` of a `Result`."""
+    by_name: dict[str, list[Record]] = {}
+    for row in rows:
+        if row["kind"] == "phase" and row["device"] in devices:
+            by_name.setdefault(str(row["phase"]), []).append(row)
+    phases: dict[str, tuple[float, float]] = {}
+    uncertainties: dict[str, tuple[float, float, float]] = {}
+    unresolved: dict[str, tuple[float, str]] = {}
+    for name, own in by_name.items():
+        seconds = sum(_of(r, "iterations") * _of(r, "s_per_batch") for r in own if r["device"] == devices[0])
+        figures = [(figure_of(r, "j_per_batch"), _of(r, "iterations")) for r in own]
+        whole = [figure.scaled(n) for figure, n in figures if figure is not None]
+        if len(whole) < len(own):
+            why = next(str(r["note"] or "") for r in own if r["j_per_batch"] is None)
+            unresolved[name] = seconds, why.removeprefix("not resolvable: ")
+            continue
+        total = sum_of_figures(whole, [str(r["device"]) for r in own])
+        phases[name] = total.value, seconds
+        uncertainties[name] = total.u_statistical or 0.0, total.u_systematic or 0.0, total.rectangle
+    return {"phases": phases, "phases_u": uncertainties, "unresolved": unresolved}
 
 
 def _kernels(run: Run) -> dict[str, Any]:
@@ -427,10 +450,24 @@ def _mean(values: Any, u_systematic: float, u_one: float | None, design: Design)
     u = float(np.std(values, ddof=1) / sqrt(n))
     u = u if u > _ROUNDING * abs(float(np.mean(values))) else 0.0
     if design.repeats.until is not None:
-        from scipy.special import stdtrit
-
-        u *= float(stdtrit(n - 1.0, QUANTILE_AFTER_LOOKS) / student(n - 1.0))
+        u *= _after_looks(n)
     return Mean(float(np.mean(values)), float(expanded(u, u_systematic, 0.0, n - 1.0 if u else inf)))
+
+
+def _after_looks(n: int) -> float:
+    """How much wider an interval is after `stopping` looked at it."""
+    from scipy.special import stdtrit
+
+    return float(stdtrit(n - 1.0, QUANTILE_AFTER_LOOKS) / student(n - 1.0))
+
+
+def mean_of_figures(figures: Sequence[Figure], design: Design) -> Mean:
+    """The mean of what runs took, with the half of its 95 % interval as `joules tables` has it; after looks
+    the one that still covers 95 %."""
+    mean, n = mean_of_repeats(figures), len(figures)
+    if design.repeats.until is not None and n > 1 and mean.u_statistical is not None:
+        mean = replace(mean, u_statistical=mean.u_statistical * _after_looks(n))
+    return Mean(mean.value, mean.u95 or None)
 
 
 def mean_of(values: Sequence[float], design: Design) -> Mean:

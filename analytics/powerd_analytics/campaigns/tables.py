@@ -27,8 +27,8 @@ from powerd_analytics.campaigns.group_tables import (
     scaling_table,
 )
 from powerd_analytics.campaigns.journal import History
-from powerd_analytics.campaigns.results import SINGLE, CellFigures, cell_figures, is_single
-from powerd_analytics.export import Table
+from powerd_analytics.campaigns.results import SINGLE, CellFigures, cell_figures, is_single, measured
+from powerd_analytics.export import Table, with_provenance
 
 _MAKERS: dict[str, Callable[[Design, History, Sequence[CellFigures]], Table]] = {
     "cells": cells_table,
@@ -64,4 +64,5 @@ def campaign_tables(design: Design, history: History, names: Sequence[str] = ())
         tables = [
             replace(t, rows=(), notes=(SINGLE,), bounds=frozenset()) if t.name in OF_THE_BEST else t for t in tables
         ]
-    return [table for table in tables if len(table) or table.name in names]
+    kinds = {m.result.provenance for m in measured(design, history)}
+    return [with_provenance(table, kinds) for table in tables if len(table) or table.name in names]

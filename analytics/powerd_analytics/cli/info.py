@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
+from powerd_analytics.energy.devices import Part
 from powerd_analytics.energy.reasons import sensor
 from powerd_analytics.results import joules_text, run_totals
 from powerd_analytics.runs.ranks import describe_ranks
-from powerd_analytics.runs.run import Progress, Run, no_progress
+from powerd_analytics.runs.run import Progress, Run, RunDevice, no_progress
 from powerd_analytics.settings import settings_of
-from powerd_analytics.signals import good_readings_of, load_together, plain_j
-from powerd_analytics.table import RunRow
-from powerd_analytics.text import seconds
+from powerd_analytics.signals import good_readings_of, load_together
+from powerd_analytics.table import RunRow, line_of_run
+from powerd_analytics.text import digits, seconds, with_u95
 from powerd_client.hostclock import read_anchor
 from powerd_client.signal import Signal
 from powerd_core.model import QuantityConversion
@@ -31,7 +32,7 @@ _MOST_SHOWN = 60
 def run_document(run: Run, device: str | None = None, *, progress: Progress = no_progress) -> Document:
     """Everything that `joules info` says of a run, in SI units; what is not known is None.
 
-    Lines of a device are compared over the time that all of them cover. Raises `AnalysisError` for an unknown device.
+    Raises `AnalysisError` for an unknown device.
     """
     a, p, names = run.attributes, run.phases, [device] if device is not None else list(run.devices)
     phases: dict[str, int] = {}
@@ -45,7 +46,7 @@ def run_document(run: Run, device: str | None = None, *, progress: Progress = no
         devices.append(
             {"device": described.name, "description": described.description}
             | {"driver": asdict(driver), "driver_text": driver.text()}
-            | _lines(run, signals, set(described.feeds))
+            | _lines(run, signals, described, [row for row in wholes if row.device == described.name])
             | {"auxiliary": [_auxiliary(run, line) for line in run.auxiliary(name)]}
             | {"totals": [_total(row) for row in wholes if row.device == described.name]}
         )
@@ -103,33 +104,34 @@ def _share_of(progress: Progress, i: int, n: int) -> Progress:
     return lambda share, text: progress((i + share) / n, text)
 
 
-def _lines(run: Run, signals: list[Signal], feeds: set[str]) -> Document:
-    """The lines of a device, with joules over the time that all of them cover, and the sum of its feeds."""
-    silent = [s.line.name for s in signals if len(s) < 2]
-    begin = max((int(s.t_ns[0]) for s in signals if len(s) > 1), default=run.begin_ns)
-    end = min((int(s.t_ns[-1]) for s in signals if len(s) > 1), default=run.end_ns)
-    over = np.array([begin]), np.array([max(begin, end)])
-    time_s = (end - begin) * 1e-9 if end > begin else 0.0
-    lines = []
+def _lines(run: Run, signals: list[Signal], described: RunDevice, wholes: Sequence[RunRow]) -> Document:
+    """The lines of a device. Joules are those over the run, of the feeds by the estimate of which the device's joules
+    are the sum (``wholes``)."""
+    known = {line.line: line for row in wholes for line in row.lines}
+    time_s, lines = (run.end_ns - run.begin_ns) * 1e-9, []
     for s in signals:
-        joules = float(plain_j(s, over)[0][0]) if time_s and s.line.name not in silent else None
+        has_readings, is_feed = len(s) > 1, s.line.name in described.feeds
+        alone = Part(described.name, s.line.provenance.value, (s,), run)
+        own = known.get(s.line.name) or line_of_run(alone, s)
         lines.append(
             {
                 "line": s.line.name,
                 "provenance": s.line.provenance.value,
                 "source": s.line.source,
-                "energy_j": joules,
-                "power_w": None if joules is None else joules / time_s,
+                "energy_j": own.energy_j,
+                "u95_j": own.u95_j,
+                "is_lower_bound": own.is_lower_bound,
+                "power_w": None if own.energy_j is None else own.energy_j / time_s,
                 "good_readings": good_readings_of(s),
                 "bad_readings": s.bad,
-                "has_readings": s.line.name not in silent,
-                "is_feed": s.line.name in feeds,
-                "sensor": sensor(s) if s.line.name not in silent else "",
+                "has_readings": has_readings,
+                "is_feed": is_feed,
+                "sensor": sensor(s) if has_readings else "",
                 "calibration": s.line.detail.get("calibration", {}).get(s.line.name),
             }
         )
     fed = [line for line in lines if line["is_feed"]]
-    is_known = bool(time_s and lines) and all(line["has_readings"] for line in fed)
+    is_known = bool(lines) and all(line["energy_j"] is not None for line in fed)
     is_one = len({line["provenance"] for line in fed}) == 1
     return {
         "lines": lines,
@@ -212,7 +214,7 @@ def _describe_lines(device: Document, run: str) -> Iterator[str]:
     if not device["lines"]:
         yield "  no line feeds it"
         return
-    total, uncovered = device["lines_j"], "no time that all lines cover"
+    total = device["lines_j"]
     for line in device["lines"]:
         text = f"  {line['line']} ({line['provenance']}, {line['source']}): "
         count = f"{line['good_readings']} good readings, {line['bad_readings']} bad"
@@ -220,7 +222,11 @@ def _describe_lines(device: Document, run: str) -> Iterator[str]:
             yield f"{text}no energy, {count}"
             continue
         known = line["energy_j"] is not None
-        text += f"{line['energy_j']:.6g} J, {line['power_w']:.4g} W" if known else uncovered
+        if known:
+            text += with_u95(line["energy_j"], line["u95_j"], "J", is_lower_bound=line["is_lower_bound"])
+            text += f", {digits(line['power_w'], 3)} W"
+        else:
+            text += "no energy"
         text += f", {count}; {line['sensor']}"
         if calibration := line["calibration"]:
             text += f"; response {calibration.get('response')}, gain {calibration.get('gain')}"
@@ -236,9 +242,8 @@ def _describe_lines(device: Document, run: str) -> Iterator[str]:
     if by_driver and fed and not any(by_driver) and device["time_s"] >= 10:
         yield f"  the rails can tell the gain: powerd calibrate {device['device']} --reference rails --run {run}"
     unknown = [line["line"] for line in fed if not line["has_readings"]]
-    if unknown or not device["time_s"]:
-        why = f"no readings of {', '.join(unknown)}" if unknown else uncovered
-        yield f"  sum of the feeds: not known, {why}"
+    if unknown:
+        yield f"  sum of the feeds: not known, no readings of {', '.join(unknown)}"
     for whole in device["totals"]:
         yield f"  {whole['text']}"
 

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from powerd_analytics.breakdown import is_innermost, of_configurations, of_trainings, parts_of_machines
+from powerd_analytics.breakdown import is_part, of_configurations, of_trainings, parts_of_machines
 from powerd_analytics.colours import PALETTE, phase_colour
 from powerd_analytics.figures import (
     ATTRIBUTE,
@@ -74,9 +74,9 @@ LARGEST, SMALLEST = 1e60, 1e-60
 
 
 def configurations_of_runs(frame: Frame) -> Frame:
-    """Innermost phases a batch, and totals a sample where batch sizes are known, else a batch; repeats averaged."""
+    """Parts of a batch, and totals a sample where batch sizes are known, else a batch; repeats averaged."""
     means = averaged(without_gflops(of_a_batch(of_kind(prepared(frame, Length()), "phase", "total"))))
-    phases, totals = of_configurations(means[is_innermost(means)]), of_trainings(means)
+    phases, totals = of_configurations(means[is_part(means)]), of_trainings(means)
     kept = without_summands(together([phases, totals[is_known(totals, "j_per_batch")]]))
     has_samples = is_known(kept, "j_per_sample") & np.asarray(kept["kind"] == "total")
     per = np.where(has_samples, " a sample", " a batch")
@@ -405,25 +405,41 @@ def draw_phases(frame: Frame, name: str) -> Figure:
             raise AnalysisError(f"two rows for one bar of the picture: {label(same[0], kept)}: leave one of them out")
     models = list(dict.fromkeys(r["model"] for r in kept))
     groups = grouped(kept, [*(n for n in names if n != "batch_size"), "per"])
-    groups.sort(key=lambda same: models.index(same[0]["model"]))
+    groups.sort(key=lambda same: (models.index(same[0]["model"]), _place(same[0], names, kept)))
     of_phases = {phase: phase_colour(phase) for phase in dict.fromkeys(str(r["phase"]) for r in kept)}
     has_time = any(_time(r)[0] is not None for r in kept)
     rows = ["energy", "time"] if has_time else ["energy"]
     figure, axes = panels(len(groups), (5.2, 2.7), rows=len(rows))
     unknown = "n.r." if any(r["provenance"] for r in kept) else "–"
+    scales: dict[tuple[object, ...], list[Axes]] = {}
     for column, same in zip(axes, groups, strict=True):
         # One scale for a model, kind of power and part of the machine: panels side by side are there to be compared.
         alike = [r for r in kept if all(r[n] == same[0][n] for n in ("model", "provenance", "part", "per"))]
         for ax, row in zip(column, rows, strict=True):
             _panel(ax, same, of_phases, row, alike, unknown)
+            scales.setdefault((row, *(same[0][n] for n in ("model", "provenance", "part", "per"))), []).append(ax)
         heading(column[0], _heading(same[0], kept, "batch_size"))
         column[-1].set_xlabel("batch size")
+    for panels_alike in scales.values():
+        reaches = [ax.get_ylim() for ax in panels_alike]
+        for ax in panels_alike:
+            ax.set_ylim(min(low for low, _ in reaches), max(high for _, high in reaches))
     why = f"{unknown}: {'not resolvable' if unknown == 'n.r.' else 'no figure'}"
     why = why if any(_energy(r)[0] is None for r in kept) else ""
     kinds, has_bounds = list(map(_provenance, kept)), any(map(_is_bound, kept))
     legend_above(figure, bar_handles(of_phases, kinds, why, has_bounds=has_bounds))
     of_model = f" of {models[0]}" if len(models) == 1 and models[0] else ""
     return finish(figure, f"{name}: {' and '.join(rows)} by phase{of_model}", kinds, interval_note(_halves(kept)))
+
+
+def _place(row: Record, names: Sequence[str], among: Sequence[Record]) -> list[float]:
+    """Where a panel stands among those of its model: by numbers from the least, by words as they come."""
+    place = []
+    for name in names:
+        if name != "batch_size":
+            number, words = number_of(row, name), list(dict.fromkeys(str(r[name]) for r in among))
+            place.append(float(words.index(str(row[name]))) if number is None else number)
+    return place
 
 
 def _panel(

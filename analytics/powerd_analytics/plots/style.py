@@ -175,7 +175,9 @@ def draw_bars(ax: Axes, bars: Sequence[Bar], among: Iterable[Height], inches: fl
     ``among`` are all heights that share the scale, which is logarithmic from `BARS_LOG_FROM` on; ``inches`` is about
     the width of the axes, ``unknown`` the words for a height that is not known.
     """
-    numbers = [("≥ " if b.is_lower_bound else "") + digits(b.height[0], 3) for b in bars if b.height[0] is not None]
+    among = list(among)
+    sign = "≥ " * any(b.is_lower_bound for b in bars)
+    numbers = [sign + digits(h, 3) for h, _ in [*among, *(b.height for b in bars)] if h is not None]
     pitch = 72 * inches / max(len(bars), 1)
     is_turned = 0.62 * _NUMBER_PT * max(map(len, numbers), default=0) > pitch
     has_numbers = pitch > 1.05 * _NUMBER_PT

@@ -65,7 +65,8 @@ async function start() {
     root.dataset.theme = chosen ?? "";
     redraw();
   });
-  for (const run of JSON.parse(document.getElementById("traces").textContent)) {
+  // The page of a campaign has none.
+  for (const run of JSON.parse(document.getElementById("traces")?.textContent ?? "[]")) {
     const phases = run.phases ? await rowsOf(run.phases) : null;
     for (const spec of run.traces) {
       const trace = new Trace(document.getElementById(spec.box), spec, phases);

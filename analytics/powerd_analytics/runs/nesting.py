@@ -6,7 +6,7 @@ batch size it states itself: so a total holds every pass once, and groups share 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -86,6 +86,49 @@ def _iteration_paths(phases: Phases) -> set[Path]:
     found = {path for path in own if path[-1] == ITERATION}
     found |= {path for path, held in candidates.items() if (path, tuple(sorted(held))) not in deeper}
     return {path for path in found if not any(path[:depth] in found for depth in range(1, len(path)))}
+
+
+# -- what a group consists of ------------------------------------------------------------------------------------------
+
+
+def containers(kinds: Mapping[Path, tuple[bool, float]]) -> set[Path]:
+    """Of a group's kinds of phases (path: whether it is an iteration, how many there are) those that are told by what
+    is in them: its iterations and the phases around these, as far as phases of the group are inside. All others are
+    its parts where they are in no other part: so parts and the rest between them are all of it.
+
+    Without iterations these are the forward passes, else the commonest phases. Passes are parts, never containers.
+    """
+    if not kinds:
+        return set()
+    around = {path[:depth] for path in kinds for depth in range(1, len(path))}
+    iterations = [path for path, (is_iteration, _) in kinds.items() if is_iteration or path[-1] == ITERATION]
+    iterations = iterations or [path for path in kinds if _plain(path) == FORWARD]
+    iterations = iterations or [max(kinds, key=lambda path: (kinds[path][1], -len(path)))]
+    outer = {path[:depth] for path in iterations for depth in range(1, len(path))}
+    own = {path for path in iterations if _plain(path) not in PASSES}
+    return around & (outer | own)
+
+
+def parts_of(
+    kinds: Mapping[Path, tuple[bool, float]],
+    others: Collection[Path] = (),
+    unresolved: Collection[Path] = (),
+    empty: Collection[Path] = (),
+) -> set[Path]:
+    """The parts of a group: those of its kinds that are no `containers`, hold no phases of other groups (``others``)
+    and are in no other part. What is inside a part that is ``unresolved`` is a part as well. Those that are ``empty``
+    have none inside, though paths of other groups may read so."""
+    told_by_inner = containers(kinds).difference(empty).union(others)
+    told = {path for path in kinds if path not in told_by_inner and path not in unresolved and path not in empty}
+    return {
+        path for path in kinds
+        if path not in told_by_inner and not any(path[:depth] in told for depth in range(1, len(path)))
+    }  # fmt: skip
+
+
+def _plain(path: Path) -> str:
+    """The name of a phase without what tells it from others of its group (`_named`)."""
+    return path[-1].partition(" ")[0]
 
 
 # -- in whose group a phase is -----------------------------------------------------------------------------------------

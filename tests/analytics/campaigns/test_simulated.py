@@ -2,6 +2,7 @@
 
 import sys
 from dataclasses import replace
+from math import ceil
 
 import pytest
 from command import joules
@@ -9,9 +10,13 @@ from command import joules
 from powerd_analytics.campaigns.design import design_of
 from powerd_analytics.campaigns.findings import findings
 from powerd_analytics.campaigns.journal import Journal, read_history
+from powerd_analytics.campaigns.results import item_of
 from powerd_analytics.campaigns.runner import Blocks, Runner, begin, piloted
 from powerd_analytics.campaigns.simulated import Simulated
 from powerd_analytics.campaigns.tables import campaign_tables
+from powerd_analytics.cli import shared
+from powerd_analytics.figures import Figure
+from powerd_analytics.repeats import mean_of_repeats
 
 ROWS = [
     {
@@ -62,6 +67,44 @@ def test_a_phase_whose_joules_a_run_does_not_know_has_the_mean_of_the_others(tmp
     record.result = replace(record.result, phases={"forward": record.result.phases["forward"]})
     backward = records("phases", design, history)["alexnet", 64, "backward"]
     assert backward["energy_j"] == pytest.approx(6.0)
+
+
+def test_phases_have_the_u95_of_tables_and_what_is_not_resolvable_keeps_its_row(tmp_path):
+    design, history = run(tmp_path)
+    forward, backward = Figure(2.0, 0.1, 0.05, 0.03), (0.3, "phases too short")
+    for k, record in enumerate(history.records.values()):
+        own = {n: pair for n, pair in record.result.phases.items() if n == "forward"}
+        u = {"forward": [forward.u_statistical, forward.u_systematic, forward.rectangle]}
+        record.result = replace(record.result, phases={"forward": (2.0 + 0.1 * (k % 3), 0.1)} if own else {},
+                                phases_u=u, unresolved={"backward": backward})  # fmt: skip
+    (table,) = campaign_tables(design, history, ("phases",))
+    every = {(r["model"], r["batch_size"], r["phase"]): r for r in table.records()}
+    assert len(every) == 8
+    results = [r for key, r in history.results().items() if item_of(design, key).cell.levels == {
+        "model": "alexnet", "batch_size": 64}]  # fmt: skip
+    n = [ceil(r.samples / 64) for r in results]
+    expected = mean_of_repeats([
+        replace(forward, value=r.phases["forward"][0]).scaled(1 / k) for r, k in zip(results, n, strict=True)
+    ])  # fmt: skip
+    row = every["alexnet", 64, "forward"]
+    assert (row["energy_j"], row["u95_j"]) == pytest.approx((expected.value, expected.u95))
+    row = every["alexnet", 64, "backward"]
+    assert (row["energy_j"], row["u95_j"]) == (None, None)
+    assert row["time_s"] == pytest.approx(0.3 / n[0])
+    assert row["note"] == "not resolvable: phases too short"
+    for form in ("text", "latex", "markdown"):
+        assert shared.tables_text([table], form, None).count("n.r.") == 4
+
+
+def test_a_campaign_without_models_says_what_batches_cost_in_a_sentence(tmp_path):
+    factors = {"batch_size": [64, 128], "power_cap_w": [120.0, 260.0]}
+    command = {"name": "c", "command": ["t", "{batch_size}"]}
+    design, history = run(
+        tmp_path, factors=factors, campaign=command, order={"reference": {"power_cap_w": 260.0}},
+        simulation={"rows": [{"phases": {"forward": [2.0, 0.1]}}]},
+    )  # fmt: skip
+    (said,) = [text for text in findings(design, history) if "arger batches" in text]
+    assert said.startswith("Larger batches")
 
 
 def test_shares_of_a_matrix_product_and_both_ways_to_count(tmp_path):

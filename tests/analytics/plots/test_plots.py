@@ -1,5 +1,7 @@
 """The plots of `joules plot --kind`: which configurations and layers they draw, as what, and what they refuse; bars."""
 
+import re
+
 import numpy as np
 import pytest
 from command import joules, refused
@@ -236,3 +238,18 @@ def test_every_bar_and_interval_is_on_the_axis(heights):
         if h is not None:
             assert low <= h <= high
             assert h + (u or 0.0) <= high
+
+
+def test_panels_of_phases_stand_in_the_order_of_the_cap_on_one_scale(tmp_path):
+    rows = "".join(f"gpu0,{cap},{phase},8,{cap * j},0.1\n" for cap in (120, 160, 260, 200)
+                   for phase, j in (("forward", 0.01), ("backward", 0.02)))  # fmt: skip
+    path = tmp_path / "t.csv"
+    path.write_text(f"device,power_cap_w,phase,batch_size,j_per_batch,s_per_batch\n{rows}")
+    figure = plots.draw_phases(plots.configurations_of_table(read_table(path)), "t")
+    caps = [re.search(r"\d+", title)[0] for title in titles(figure)]
+    assert caps == ["120", "160", "200", "260"]
+    limits = {ax.get_ylabel(): set() for ax in figure.axes if ax.get_ylabel()}
+    for ax in figure.axes:
+        if ax.get_ylabel():
+            limits[ax.get_ylabel()].add(ax.get_ylim())
+    assert [len(own) for own in limits.values()] == [1] * len(limits)

@@ -18,7 +18,7 @@ from powerd_analytics.figures import frame_of
 from powerd_analytics.figures import rows_of as rows_of_frame
 from powerd_analytics.iterations import iteration_rows
 from powerd_analytics.results import result_lines
-from powerd_analytics.table import group_key, labels_of
+from powerd_analytics.table import group_key, labels_of, parts_among
 from powerd_analytics.terminal_table import print_tree
 from powerd_analytics.text import digits
 from powerd_client.pairing import Kinds, PhaseSpans, add_iterations, name_models
@@ -82,8 +82,33 @@ def recorded(path, trees, unused=()):
     return read_run(made)
 
 
+def check_parts(rows, total):
+    """What a group consists of and its rest are all of it, and so it is with every phase that has others inside."""
+    parts = parts_among(rows)
+    for row in rows:
+        if row.rest_j is not None and row.j_per_batch and not row.holds_others:
+            inner = [r for r in rows if r.place[:-1] == row.place and r is not row]
+            inner_j = sum((r.j_per_batch or 0.0) * r.iterations for r in inner)
+            assert inner_j + row.rest_j * row.iterations == pytest.approx(row.j_per_batch * row.iterations, rel=1e-6)
+    joules = sum((row.j_per_batch or 0.0) * row.iterations for row in parts)
+    assert joules + (total.rest_j or 0.0) == pytest.approx(total.energy_j, rel=1e-6, abs=1e-9)
+
+
+def is_ambiguous(p, key_of):
+    """Whether a phase is in one of another group whose path is in its own group too: rows know no more than paths."""
+    paths = {(key, kind.shown) for key, kind in zip(key_of, p.classes, strict=True)}
+    for own, up in enumerate(p.parent.tolist()):
+        key = key_of[p.label[own]]
+        while up >= 0:
+            kind, key_up = p.classes[p.label[up]], key_of[p.label[up]]
+            if key_up != key and (key, kind.shown) in paths:
+                return True
+            up = p.parent[up]
+    return False
+
+
 def check(run):
-    """Every joule is in one leaf row, or in the rest, of one group, or outside."""
+    """Every joule is in one part, or in the rest, of one group, or outside."""
     p, table = run.phases, phase_table(run)
     assert len(table.runs) == 1
     exclusive = p.end_ns - p.begin_ns
@@ -96,12 +121,8 @@ def check(run):
         rows = [row for row in table.phases if group_key(row.group) == group_key(total.group)]
         of_rows = np.concatenate([np.flatnonzero(p.of(labels_of(run, row))) for row in rows])
         assert len(of_rows) == len(set(of_rows))
-        holds_others = {p.label[j] for j in p.parent[~p.of(own) & inner].tolist()} & set(own)
-        around = {p.label[parent] for parent in p.parent[p.of(own) & inner].tolist()}
-        leaves = [row for row in rows if not around.intersection(labels_of(run, row))]
-        if not holds_others and all(row.is_resolvable for row in leaves) and not p.cut.any():
-            joules = sum(row.j_per_batch * row.iterations for row in leaves)
-            assert joules + (total.rest_j or 0.0) == pytest.approx(total.energy_j, rel=1e-6)
+        if not is_ambiguous(p, key_of):
+            check_parts(rows, total)
     (whole,) = table.runs
     assert sum(total.energy_j for total in table.totals) + whole.rest_j == pytest.approx(whole.energy_j, rel=1e-9)
     iterations = p.of([i for i, kind in enumerate(p.classes) if kind.is_iteration])

@@ -8,7 +8,33 @@ from pathlib import Path
 import numpy as np
 from make_run import MS, LineSpec, Training, make_run, training
 
+from powerd_analytics.campaigns.design import design_of
+from powerd_analytics.campaigns.journal import Journal, read_history
+from powerd_analytics.campaigns.runner import Blocks, Runner, begin
+from powerd_analytics.campaigns.simulated import Simulated
+
 IDS = iter(range(10**9))
+
+
+def simulated_campaign(folder: Path, **tables):
+    """Design and history of a campaign on a simulated card: two batch sizes, each at three caps, with phases, results,
+    kernels and operations."""
+    row = {
+        "phases": {"forward": [2.0, 0.1], "backward": [6.0, 0.3]}, "operations_per_sample": 1e9,
+        "operations_executed_per_sample": 6e9, "results": {"top1": 0.9}, "kernels": ["gemm"],
+    }  # fmt: skip
+    document = {
+        "campaign": {"name": "c", "command": ["train", "{batch_size}"]},
+        "factors": {"batch_size": [64, 128], "power_cap_w": [120.0, 160.0, 260.0]},
+        "work": {"images": 1280}, "order": {"reference": {"batch_size": 64, "power_cap_w": 260.0}},
+        "repeats": {"min": 2}, "simulation": {"noise": 0.01, "rows": [row]},
+    }  # fmt: skip
+    design = design_of(document | tables)
+    with Journal(folder, is_synced=False) as journal:
+        executor = Simulated.named(design, "sim:rtx6000")
+        design = begin(design, executor, journal)
+        Runner(design, Blocks(design), executor, journal).run()
+    return design, read_history(folder)
 
 
 def with_attributes(tr: Training, **attributes) -> Training:

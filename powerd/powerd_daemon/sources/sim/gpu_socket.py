@@ -60,7 +60,7 @@ class Server:
 
     def __init__(self, node: SimulatedNode, listener: socket.socket) -> None:
         self.node, self._listener = node, listener
-        self._face = NvmlFace(node, now_s)
+        self.face = NvmlFace(node, now_s)
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ, self._accept)
         self._clients: list[_Client] = []
@@ -182,7 +182,7 @@ class Server:
         return {"truth": truth_of(gpu)}
 
     def _call(self, client: _Client, name: str, arguments: list[Any]) -> dict[str, Any] | None:
-        answer = {"value": self._face.call(name, arguments)}
+        answer = {"value": self.face.call(name, arguments)}
         if not name.startswith(_SETTERS):
             return answer
         gpu = self.node.gpus[int(arguments[0])]

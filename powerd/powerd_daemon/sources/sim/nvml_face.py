@@ -37,6 +37,7 @@ _OF_THE_DRIVER = ("nvmlDevice", "nvmlEventSet", "nvmlGpuInstance", "nvmlGpm", "n
 _REAL = "powerd_installed_pynvml"
 _TAKEN = "2026-01-01T00:00:00Z"
 """A date, where one is shown."""
+_READINGS = ("nvmlDeviceGetPowerUsage", "nvmlDeviceGetTotalEnergyConsumption", "nvmlDeviceGetSamples")
 Call = Callable[[str, list[Any]], Any]
 """From a function's name and its arguments to its value. Raises `Refusal`."""
 
@@ -46,6 +47,8 @@ class NvmlFace:
 
     def __init__(self, node: SimulatedNode, now_s: Callable[[], float], wall_s: Callable[[], float] = time.time):
         self.node, self._now_s, self._wall_s = node, now_s, wall_s
+        self.was_measured = False
+        """Whether somebody has read power or joules."""
 
     def call(self, name: str, arguments: list[Any]) -> Any:
         """The value of a function. Raises `Refusal`."""
@@ -53,6 +56,7 @@ class NvmlFace:
         if not name.startswith("nvml") or function is None:
             raise Refusal(NOT_SUPPORTED)
         self.node.advance(self._now_s())
+        self.was_measured |= name in _READINGS
         if name.startswith(("nvmlDeviceGet", "nvmlDeviceSet", "nvmlDeviceReset")) and "Handle" not in name:
             if name == "nvmlDeviceGetCount":
                 return len(self.node.gpus)
