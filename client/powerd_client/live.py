@@ -47,6 +47,7 @@ from powerd_client.signal import (
 from powerd_core.errors import PowerdError, RunFileError
 from powerd_core.marks import Mark
 from powerd_core.model import Block, Description, Gap, QuantityConversion
+from powerd_core.wire import Message
 
 WINDOW_NS = 1_000_000_000
 """Watts and rates are means over the last second, or the last reading's interval where that is longer."""
@@ -314,10 +315,16 @@ class DeviceFigures:
     missing_s: float
     """Seconds without readings, of the line that misses most."""
     lines: int
+    is_recorded: bool = False
+    """Whether the run that is followed records this device, and no other one of the same name."""
 
 
 class Listener:
-    """The powerds that are listened to, and the recording whose phases are given their joules."""
+    """The powerds that are listened to, and the recording whose phases are given their joules.
+
+    A run belongs to a powerd by the epoch of its streams, or by its address where it was started anew; never by the
+    names of lines and devices, which every powerd has alike.
+    """
 
     def __init__(self, urls: Sequence[str], keys: Path | None = None, *, client: str = "joules top") -> None:
         """``keys`` is the directory of keys, ``client`` who listens. Raises `PowerdError` when one of the powerds does
@@ -326,6 +333,10 @@ class Listener:
         self.powerds: list[LivePowerd] = []
         self._begin_s = self._spark_s = self._added_s = time.monotonic()
         self.run: RunPhases | None = None
+        self.recorded: list[LivePowerd] = []
+        """The powerds that the run records."""
+        self.no_run = ""
+        """Why no run is followed."""
         self.is_since_run = False
         """Whether joules are asked for since the run began."""
         self.sparks: defaultdict[tuple[str, str], deque[float | None]] = defaultdict(lambda: deque(maxlen=_SPARKS))
@@ -339,14 +350,22 @@ class Listener:
 
     def follow(self, run: RunPhases) -> bool:
         """Give each phase of a run its joules, and ask for the readings since it began: before the first `step`.
-        Whether the run records any of these powerds."""
-        self.run, first_frames = run, run.first_frames()
-        for powerd in self.powerds:
+        Whether the run records any of these powerds; another run is left alone."""
+        sources = run.sources()
+        recorded = [p for p in self.powerds if p.board.description.epoch in sources.epochs or p.url in sources.urls]
+        if not recorded:
+            return False
+        self.run, self.recorded, self.no_run = run, recorded, ""
+        for powerd in recorded:
             for number, stream in powerd.link.streams.items():
-                first = first_frames.get((powerd.board.description.epoch, number))
+                first = sources.first_frames.get((powerd.board.description.epoch, number))
                 if first is not None:
                     stream.next, self.is_since_run = first, True
-        return self.is_since_run
+        return True
+
+    def let_go(self, why: str) -> None:
+        """Follow no run any more."""
+        self.run, self.recorded, self.no_run = None, [], why
 
     @property
     def elapsed_s(self) -> float:
@@ -366,7 +385,7 @@ class Listener:
         now_s = time.monotonic()
         if self.run is not None and now_s - self._added_s > _ADD_S:
             self._added_s = now_s
-            self.run.add_up(self.powerds)
+            self.run.add_up(self.recorded)
         if now_s - self._spark_s > 1:
             self._spark_s = now_s
             for figures in self.devices():
@@ -380,11 +399,13 @@ class Listener:
     def devices(self) -> list[DeviceFigures]:
         """Devices of all powerds. Lines of different provenance are never added."""
         figures = []
+        recorded = Counter(device for powerd in self.recorded for device in powerd.board.devices)
         for powerd in self.powerds:
             for (device, kind), own in powerd.board.devices.items():
                 power_w, energy_j = _sum([s.power_w for s in own]), _sum([s.known_j for s in own])
                 missing_s = max((s.missing_s for s in own), default=0.0)
-                figures.append(DeviceFigures(device, kind, power_w, energy_j, missing_s, len(own)))
+                is_recorded = powerd in self.recorded and recorded[device, kind] == 1
+                figures.append(DeviceFigures(device, kind, power_w, energy_j, missing_s, len(own), is_recorded))
         return figures
 
     def close(self) -> None:
@@ -529,6 +550,16 @@ class CurrentPhase:
     """Phases that have ended since this began to look."""
 
 
+@dataclass(frozen=True, slots=True)
+class RunSources:
+    """The powerds that a run records, as its journal has them."""
+
+    epochs: frozenset[int]
+    urls: frozenset[str]
+    first_frames: dict[tuple[int, int], int]
+    """The number of the first frame of each stream, by epoch and stream."""
+
+
 class RunPhases:
     """Follows the marks of a run that is being recorded. The recorder deletes segments that it has copied: phases that
     were begun in those are not known, and what is inside them is shown without them."""
@@ -553,14 +584,20 @@ class RunPhases:
         self._done: tuple[float, str] | None = None
         """Up to when joules were given to phases, and the phase then."""
 
-    def first_frames(self) -> dict[tuple[int, int], int]:
-        """The number of the first frame of each stream in the journal, by epoch and stream."""
-        first: dict[tuple[int, int], int] = {}
-        with contextlib.suppress(RunFileError):  # the run has just ended
+    def sources(self) -> RunSources:
+        """What the beginning of the journal says of the powerds; nothing where the run has just ended."""
+        epochs, urls, first = set[int](), set[str](), dict[tuple[int, int], int]()
+        with contextlib.suppress(RunFileError):
             for event, _, _ in islice(read_events(self.journal / "journal.bin"), _FIRST_EVENTS):
-                if isinstance(event, Block | Gap):
-                    first.setdefault((event.epoch, event.stream), event.sequence)
-        return first
+                match event:
+                    case Block() | Gap():
+                        epochs.add(event.epoch)
+                        first.setdefault((event.epoch, event.stream), event.sequence)
+                    case Message("description"):
+                        epochs.add(event.epoch)
+                    case Message("epoch"):
+                        urls.add(str(event.body.get("url")))
+        return RunSources(frozenset(epochs), frozenset(urls), first)
 
     @property
     def is_over(self) -> bool:
