@@ -11,7 +11,7 @@ import json
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -28,7 +28,16 @@ from powerd_daemon.clock import Clock, SystemClock
 from powerd_daemon.commands import add_format_option
 from powerd_daemon.config import NOTHING, Config, ServerConfig, load_config
 from powerd_daemon.daemon import allow_files
-from powerd_daemon.plan import BusPlan, plan_file, plan_here, read_bus, smbus_note
+from powerd_daemon.plan import (
+    BusPlan,
+    line_loads_w,
+    load_faults,
+    plan_file,
+    plan_here,
+    read_bus,
+    shunt_question,
+    smbus_note,
+)
 from powerd_daemon.scan import Answer, buses, held_by_kernel, open_simulated, scan_bus
 from powerd_daemon.sockets import bind_sockets
 from powerd_daemon.sources.ina.bus import READ_PERIODS, OpenBus, Read, RegisterBus, open_bus
@@ -133,7 +142,7 @@ def run(arguments: argparse.Namespace) -> int:
     if config is not None:
         path = arguments.file
         plans = plan_file(path) if arguments.file_only else plan_here(path, open_bus=machine.open_bus)
-        findings = [check_config(path, config), *check_plans(path, plans)]
+        findings = [check_config(path, config), *check_plans(path, plans), *check_shunts(config)]
     if not arguments.file_only:
         devices = (check_ports, check_bus_speed, check_sensors, check_powercap, check_nvml)
         for one in (check_server, *devices, check_scheduler):
@@ -222,10 +231,24 @@ def check_plans(path: Path, plans: Iterable[BusPlan]) -> Iterator[Finding]:
         yield from (Finding("plan", FAIL, f"{source}: {problem}", more) for problem in plan.problems)
         if plan.problems:
             continue
+        # Of a real bus nobody has said here what its lines carry.
+        faults = load_faults(plan, line_loads_w(plan.budgets, plan.bus.loads_w))
+        yield from (Finding("plan", FAIL, f"{source}: {fault}", more) for fault in faults)
         what = f"{source}: {plan.verdict}"
         if plan.bus.is_smbus:
             what += f"; {smbus_note(plan)}"
         yield Finding("plan", WARN, what, more) if plan.doubts else Finding("plan", OK, what)
+
+
+def check_shunts(config: Config) -> Iterator[Finding]:
+    """Shunts that seem to be given in milliohms, of whatever kind of source."""
+    for source in config.sources:
+        sensors = source.options.get("sensors", ())
+        tables = [s for s in sensors if isinstance(s, Mapping)] if isinstance(sensors, list | tuple) else []
+        for table in ({"name": "shunt_ohm", **source.options}, *tables):
+            question = shunt_question(f"{source.name}, {table.get('name')}", table.get("shunt_ohm"))
+            if question is not None:
+                yield Finding("plan", WARN, question, "shunt_ohm is in ohms")
 
 
 def check_ports(machine: Machine, config: Config | None) -> Iterator[Finding]:
