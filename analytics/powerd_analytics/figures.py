@@ -1098,6 +1098,7 @@ def check_run(path: Path, frame: Frame) -> None:
         list(zip(phases["phase"], floats(phases, "s_per_batch"), strict=True)),
         list(zip(floats(totals, "time_s"), floats(totals, "missing_s"), strict=True)),
         list(is_known(runs, "energy_j")),
+        [str(note) for note in runs["note"]],
     )
 
 

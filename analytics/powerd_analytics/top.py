@@ -39,6 +39,7 @@ from powerd_client.live import (
 )
 from powerd_client.live_energy import Energy
 from powerd_core.errors import ConfigError, PowerdError
+from powerd_core.model import NAMED_SHARE, Fault, faults_text
 from powerd_core.text import lost_text, printable, with_u95
 
 if TYPE_CHECKING:
@@ -344,6 +345,9 @@ class Screen:
 def _row(line: LiveLine) -> tuple[str, ...]:
     is_power = line.value is None
     about = line.line.provenance.value + ("" if line.feeds else ", compared") if is_power else line.line.quantity
+    worst = max(line.fault_shares().items(), key=lambda own: own[1], default=None) if is_power else None
+    if worst is not None and (worst[1] > NAMED_SHARE or worst[0] is Fault.SATURATED):
+        about += f", {worst[0]}"
     watts, joules = digits(line.power_w if is_power else line.value), digits(line.known_j) if is_power else "–"
     return line.line.name, watts, joules, digits(line.rate_hz), str(line.bad), about
 
@@ -410,7 +414,8 @@ def state(powerd: LivePowerd) -> str:
     bad = sum(line.bad for line in board.lines.values())
     parts = [f"{lost_text(board.losses, board.lost_scans, board.unknown_losses)}"]
     parts[0] += f" ({board.last_cause})" if board.losses else ""
-    parts += [f"{bad} readings flagged"] if bad else []
+    faults = faults_text({line.line.name: line.fault_shares() for line in board.lines.values() if line.value is None})
+    parts += [f"{bad} readings flagged" + (f" ({faults})" if faults else "")] if bad else []
     parts += [f"{refused} frames refused"] if refused else []
     parts.append(f"clock ± {seconds(bound_s)}" if bound_s is not None else "clock not compared yet")
     parts += [f"restarted {powerd.restarts} times"] if powerd.restarts else []
@@ -495,4 +500,5 @@ def _line_document(line: LiveLine) -> dict[str, Any]:
         "rate_hz": line.rate_hz,
         "readings": line.readings,
         "flagged": line.bad,
+        "faults": {str(fault): count for fault, count in line.faults.items()},
     }

@@ -39,6 +39,7 @@ from powerd_client.signal import (
     Signal,
     arrays_of,
     columns_of,
+    count_faults,
     good_readings,
     joined_readings,
     make_signal,
@@ -46,7 +47,7 @@ from powerd_client.signal import (
 )
 from powerd_core.errors import PowerdError, RunFileError
 from powerd_core.marks import Mark
-from powerd_core.model import Block, Description, Gap, QuantityConversion
+from powerd_core.model import Block, Description, Fault, Gap, QuantityConversion
 from powerd_core.wire import Message
 
 WINDOW_NS = 1_000_000_000
@@ -80,6 +81,10 @@ class LiveLine:
     """Seconds without readings between the first reading and the latest."""
     readings: int = 0
     bad: int = 0
+    faults: Counter[Fault] = field(default_factory=Counter)
+    """How many of the readings had each fault."""
+    fault: Fault | None = None
+    """That of the readings since the last good one."""
     value: float | None = None
     """Of a line that is neither power nor energy: its latest value."""
     last: Readings | None = None
@@ -100,6 +105,9 @@ class LiveLine:
         """Readings as they came, times increasing."""
         n = len(readings.t_ns)
         self.readings += n
+        own = count_faults(readings.flags)
+        self.faults.update(own)
+        self.fault = max(own, key=own.__getitem__) if own and sum(own.values()) == n else None
         if isinstance(self.line.conversion, QuantityConversion):
             self._take_value(readings, self.line.conversion)
             return
@@ -167,6 +175,13 @@ class LiveLine:
         origin = float(at[0])
         return np.diff(np.interp(t_ns - origin, at - origin, joules))
 
+    def fault_shares(self) -> dict[Fault, float]:
+        """The share of readings that each fault took so far; all of them for a fault that lasts."""
+        shares = {fault: count / max(self.readings, 1) for fault, count in self.faults.items()}
+        if self.fault is not None and time.monotonic() - self.heard_s > _QUIET_S:
+            shares[self.fault] = 1.0
+        return shares
+
     @property
     def known_j(self) -> float | None:
         """``energy_j``, None as long as no two readings have told anything."""
@@ -208,7 +223,7 @@ class LiveBoard:
             self.lost_scans, self.last_cause = before.lost_scans, "powerd was started anew"
             for name in self.lines.keys() & before.lines.keys():
                 old = before.lines[name]
-                for count in ("energy_j", "covered_s", "missing_s", "readings", "bad"):
+                for count in ("energy_j", "covered_s", "missing_s", "readings", "bad", "faults"):
                     setattr(self.lines[name], count, getattr(old, count))
                 self.lines[name].silent = old.silent if old.last is None else (int(old.last.t_ns[0]), old.heard_s)
 

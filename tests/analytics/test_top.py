@@ -32,6 +32,7 @@ from powerd_client.live import Listener, RunPhases
 from powerd_client.live_energy import Energy
 from powerd_client.marks import MarkWriter
 from powerd_core.errors import ConfigError
+from powerd_core.model import Flag
 from powerd_core.serde import to_document
 from powerd_core.wire import Message, encode
 from support.fake_daemon import PERIOD_NS, FakeDaemon
@@ -231,6 +232,21 @@ def test_a_run_that_is_over_is_not_shown(daemon, journal, capsys, monkeypatch):
     ended = told(capsys, monkeypatch, daemon, journal)
     assert not journal.exists()
     assert (ended["run"], ended["no_run"]) == (None, "run.h5 has just ended")
+
+
+def test_a_sensor_that_fails_is_named(daemon, journal):
+    """In the head, in its row, and in JSON."""
+    with listening(daemon) as listener:
+        block = daemon.add_block([50_000] * 10)
+        flags_at = 10 * (8 + 4 * 2)  # behind the times of 10 scans of 2 lines
+        payload = bytearray(block.payload)
+        for scan in range(10):
+            payload[flags_at + 4 * scan + 2] = int(Flag.SATURATED)  # of the second line
+        daemon.ring[-1] = encode(replace(block, payload=bytes(payload)))
+        listen(listener, lambda: listener.lines()[1].faults)
+        assert "10 readings flagged (saturated: gpu0.rail_1 (use a smaller shunt))" in one_line(listener)
+        assert re.search(r"gpu0.rail_1 .*simulated, saturated", printed(Screen(listener), 100))
+        assert document(listener)["powerds"][0]["lines"][1]["faults"] == {"saturated": 10}
 
 
 def test_of_two_powerds_the_one_that_is_not_recorded_gets_no_figures_of_the_run(daemon, other, journal):

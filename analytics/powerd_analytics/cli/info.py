@@ -122,6 +122,7 @@ def _lines(run: Run, signals: list[Signal], feeds: set[str]) -> Document:
                 "power_w": None if joules is None else joules / time_s,
                 "good_readings": good_readings_of(s),
                 "bad_readings": s.bad,
+                "faults": {str(fault): count for fault, count in s.faults.items()},
                 "has_readings": s.line.name not in silent,
                 "is_feed": s.line.name in feeds,
                 "sensor": sensor(s) if s.line.name not in silent else "",
@@ -215,7 +216,8 @@ def _describe_lines(device: Document, run: str) -> Iterator[str]:
     total, uncovered = device["lines_j"], "no time that all lines cover"
     for line in device["lines"]:
         text = f"  {line['line']} ({line['provenance']}, {line['source']}): "
-        count = f"{line['good_readings']} good readings, {line['bad_readings']} bad"
+        why = ", ".join(f"{fault} {n}" for fault, n in line["faults"].items())
+        count = f"{line['good_readings']} good readings, {line['bad_readings']} bad{f' ({why})' if why else ''}"
         if not line["has_readings"]:
             yield f"{text}no energy, {count}"
             continue

@@ -233,5 +233,9 @@ def save_calibration(path: Path, calibration: CalibrationFile) -> None:
     tables = [_HEAD.format(name=path.name)]
     for sensor in calibration.sensor:
         tables.append(toml_table("[[sensor]]", sensor))
-        tables += [toml_table(f"[sensor.{name}]", p) for name, p in (("zero", sensor.zero), ("load", sensor.load)) if p]
+        tables += [
+            toml_table(f"[sensor.{name}]", p)
+            for name, p in (("zero", sensor.zero), ("load", sensor.load), ("zero_before", sensor.zero_before))
+            if p
+        ]
     write_text(path, "\n".join(tables))
