@@ -25,6 +25,7 @@ from powerd_analytics.figures import (
     figure_of,
     of_kind,
     rows_of,
+    shared_notes,
     table_from,
     where,
 )
@@ -147,8 +148,9 @@ def chosen_tables(frame: Frame, choice: Choice) -> list[Table]:
         notes: tuple[str, ...] = ()
     else:
         frame, notes = honoured(frame)
-    tables = _tables(where(prepared(frame, choice.length), choice.conditions), choice)
-    return [replace(table, notes=(*table.notes, *notes)) if i == 0 else table for i, table in enumerate(tables)]
+    chosen = where(prepared(frame, choice.length), choice.conditions)
+    tables, shared = _tables(chosen, choice), shared_notes(chosen)
+    return [replace(t, notes=(*t.notes, *shared, *(notes if i == 0 else ()))) for i, t in enumerate(tables)]
 
 
 def honoured(frame: Frame) -> tuple[Frame, tuple[str, ...]]:

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from powerd_analytics.runs.other_programs import note_of, other_programs
 from powerd_analytics.runs.phases import LAYER, kept
 from powerd_analytics.runs.run import Progress, Run, no_progress, read_run
 from powerd_analytics.table import ITERATION, PhaseRow, PhaseTable, RunRow, TotalRow, group_key, phase_table
@@ -188,7 +189,7 @@ def joules_text(row: RunRow) -> str:
 
 def result_lines(path: Path) -> list[str]:
     """The result of a run in at most three lines: the joules of its table, the shares of its phases, what to do next;
-    and a line that names the sensors of a device that failed.
+    and a line on the sensors of a device that failed, and on another program that was on it.
 
     What that takes is bounded by the readings that the regression sees, here as in every table.
     """
@@ -214,8 +215,10 @@ def result_lines(path: Path) -> list[str]:
     lost = [_missing(main)] if _missing(main) else []
     lost += ["incomplete"] * (not run.is_complete) + [f"{warnings} warning{'s' * (warnings > 1)}"] * (warnings > 0)
     last = f"  next: joules {'info' if warnings else 'tables'} {quote(name)}" + f" ({', '.join(lost)})" * bool(lost)
-    faults = list(dict.fromkeys(row.faults for row in rows if row.faults))
-    return [printable(line) for line in (first, _shares(run, table, main), *(f"  {text}" for text in faults), last)]
+    told = [row.faults for row in rows]
+    told += [note_of(row.device, other_programs(run, row.device, run.begin_ns, run.end_ns)) for row in rows]
+    beside = [f"  {text}" for text in dict.fromkeys(told) if text]
+    return [printable(line) for line in (first, _shares(run, table, main), *beside, last)]
 
 
 def _missing(row: RunRow) -> str:

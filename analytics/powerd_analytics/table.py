@@ -61,6 +61,7 @@ from powerd_analytics.idle import IdleRow, idle_of
 from powerd_analytics.metrics import edp_js, gflops_per_w, gflops_per_w_paper, mean_power_w
 from powerd_analytics.runs.in_force import ENFORCED_CAP, TOLERANCE_W, Enforced, knob_of
 from powerd_analytics.runs.nesting import EVALUATIONS, FORWARD, PASSES_OF, UPDATE, key_of
+from powerd_analytics.runs.other_programs import note_of, other_programs
 from powerd_analytics.runs.phases import (
     EXECUTED,
     LAYER,
@@ -919,7 +920,7 @@ def _run_row(seen: _Seen, *, is_unused: bool) -> RunRow:
     notes = [_no_readings(part, silent)] if energy_j is None else []
     if energy_j is not None and missing_s > 1e-3 * duration_s:
         notes.append(without_readings(missing_s, float(whole.off_by_j[0]), clip))
-    notes += [faults] if faults else []
+    notes += [note_of(part.device, other_programs(run, part.device, run.begin_ns, run.end_ns)), faults]
     if energy_j is not None and not clip and np.isnan(u95_j):
         notes.append(UNSURE)
     notes += ["used by no rank"] if is_unused else []
