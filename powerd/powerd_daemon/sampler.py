@@ -193,7 +193,7 @@ class Sampling:
             raise
         self._source, self._streams, self._catches_up = source, streams, source.catches_up
         self._held_up, self._shift = set(), {}
-        self._watch.open(streams)
+        self._watch.add(streams)
         for stream in streams:
             self._next.setdefault(stream.number, 0)
         self._on_open(streams, devices)

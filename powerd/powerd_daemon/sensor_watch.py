@@ -37,7 +37,7 @@ class SensorWatch:
         self._beside: set[str] = set()
         """Neither power nor energy: a driver may have no answer to them for good."""
 
-    def open(self, streams: Iterable[Stream]) -> None:
+    def add(self, streams: Iterable[Stream]) -> None:
         """The source describes these streams, once more where it was lost."""
         for stream in streams:
             self._streams[stream.number] = stream

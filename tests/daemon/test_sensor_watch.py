@@ -44,7 +44,7 @@ class Watched:
     def __init__(self) -> None:
         self.now_ns = 0
         self.watch = SensorWatch(0)
-        self.watch.open([STREAM])
+        self.watch.add([STREAM])
 
     def second(self, *flags: int) -> dict[str, Any]:
         n, flags = 10, (*flags, Flag.MISSING)
