@@ -46,6 +46,7 @@ from powerd_analytics.figures import (
     number_of,
     of_kind,
     rows_of,
+    shared_notes,
     together,
 )
 from powerd_analytics.machines import merge_machines
@@ -459,6 +460,8 @@ class Comparison:
     ignored: tuple[str, ...] = ()
     """Settings by which rows need not match: those that differ in them alone are repeats."""
     sides: int = 2
+    shared: tuple[str, ...] = ()
+    """Of the runs in which another program was on the device, a sentence each."""
 
 
 def compare(
@@ -510,7 +513,9 @@ def compare(
     if not rows:
         raise AnalysisError("the two have nothing in common: no phase of the same name has joules or seconds in both")
     rows = [replace(d, p=p) for d, p in zip(rows, holm([d.p for d in rows]), strict=True)]
-    return Comparison(names, tuple(rows), settings, len(of_a) - len(shared), only_b, unequal, ignored, len(sides))
+    return Comparison(
+        names, tuple(rows), settings, len(of_a) - len(shared), only_b, unequal, ignored, len(sides), shared_notes(frame)
+    )
 
 
 def _figures_of(same: Sequence[Sample], names: Sequence[str], key: Key) -> tuple[str, ...]:
@@ -851,6 +856,7 @@ def words(comparison: Comparison) -> list[str]:
         "Different sensors: their gains and zeros are off independently, and that is in ± U95 and p.": (
             joules and not any(joules)
         ),
+        **dict.fromkeys((f"{text}." for text in comparison.shared), True),
         f"Ignored: {ignored}; rows that differ in nothing else are taken for repeats.": ignored,
         f"Without a counterpart: {comparison.only_a} rows of A, {comparison.only_b} of {others}.": (
             comparison.only_a or comparison.only_b

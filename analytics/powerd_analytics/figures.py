@@ -30,6 +30,7 @@ from powerd_analytics.export import Cell, Column, Kind, Table, encodable, is_num
 from powerd_analytics.metrics import eds, gflops_per_w_paper
 from powerd_analytics.runs.accuracy import BEST, Series, series_of
 from powerd_analytics.runs.in_force import ENFORCED_CAP, Enforced
+from powerd_analytics.runs.other_programs import note_of, other_programs
 from powerd_analytics.runs.phases import (
     EXECUTED,
     LAYER,
@@ -149,6 +150,7 @@ _COLUMNS: tuple[tuple[Any, ...], ...] = (
     ("verdict", "text", "", "all", "all", "whether what the device was set to was honoured: honoured, binding; "
      "honoured, slack; overridden; confounded; clock missed; unknown"),
     ("verdict_note", "text", "", "all", "all", "why, in a few words"),
+    ("shared", "text", "", "all", "all", "other programs on the device, which the driver listed: seconds, pid, user"),
     ("is_held", "flag", "", "any", "any", "somebody held a lease of one of the device's knobs"),
     ("phase", "text", "", "first", "first", "name of the phase"),
     ("phase_path", "text", "", "first", "first", "with the phases around it", "phase"),
@@ -875,6 +877,7 @@ def frame_of(run: Run, table: PhaseTable) -> Frame:
             "verdict": setting.verdict or None,
             "verdict_note": setting.verdict_note or None,
             "is_held": setting.is_held,
+            "shared": other_programs(run, row.device, group.begin_ns, group.end_ns) or None,
             "note": row.note,
         }  # fmt: skip
         if ranks.ranks and is_of_device:
@@ -1117,6 +1120,24 @@ def _of_rank(rank: int, kind: PhaseClass, count: int, length_s: float) -> dict[s
     }  # fmt: skip
 
 
+def shared_notes(frame: Frame) -> tuple[str, ...]:
+    """A note on each run of a frame in which another program was on the device. It is one under every table: whatever
+    is made of these runs has that program's joules in it."""
+    if "shared" not in frame:
+        return ()
+    rows = frame[frame["shared"].notna() & (frame["shared"] != "")]
+    # A recording says more than a part of it.
+    whole = rows[rows["kind"] == "run"]
+    rows = whole if len(whole) else rows
+    texts = {f"{r['run']}: {note_of(str(r['device']), str(r['shared']))}": None for r in rows_of(rows)}
+    shown = list(texts)[:_MOST_SHARED]
+    more = len(texts) - len(shown)
+    return (*shown, f"another program was on the device in {more} more runs") if more else tuple(shown)
+
+
+_MOST_SHARED = 5
+
+
 # -- what would make a table wrong -------------------------------------------------------------------------------------
 
 
@@ -1128,6 +1149,7 @@ def check_run(path: Path, frame: Frame) -> None:
         list(zip(phases["phase"], floats(phases, "s_per_batch"), strict=True)),
         list(zip(floats(totals, "time_s"), floats(totals, "missing_s"), strict=True)),
         list(is_known(runs, "energy_j")),
+        [str(note) for note in runs["note"]],
     )
 
 

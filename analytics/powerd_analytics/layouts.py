@@ -25,6 +25,7 @@ from powerd_analytics.figures import (
     figure_of,
     of_kind,
     rows_of,
+    shared_notes,
     table_from,
     where,
 )
@@ -148,9 +149,9 @@ def chosen_tables(frame: Frame, choice: Choice) -> list[Table]:
     else:
         frame, notes = honoured(frame)
     chosen = where(prepared(frame, choice.length), choice.conditions)
-    kinds = set(chosen["provenance"].dropna())
+    kinds, shared = set(chosen["provenance"].dropna()), shared_notes(chosen)
     tables = [with_provenance(table, kinds) for table in _tables(chosen, choice)]
-    return [replace(table, notes=(*table.notes, *notes)) if i == 0 else table for i, table in enumerate(tables)]
+    return [replace(t, notes=(*t.notes, *shared, *(notes if i == 0 else ()))) for i, t in enumerate(tables)]
 
 
 def honoured(frame: Frame) -> tuple[Frame, tuple[str, ...]]:

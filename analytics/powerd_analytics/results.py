@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from powerd_analytics.runs.other_programs import note_of, other_programs
 from powerd_analytics.runs.phases import LAYER, kept
 from powerd_analytics.runs.run import Progress, Run, no_progress, read_run
 from powerd_analytics.table import (
@@ -187,7 +188,9 @@ def _cache_of(run: Run) -> Path:
 
 def joules_text(row: RunRow) -> str:
     """The joules of a whole run in words, the same wherever they are told: figure, ± U95, and what has no readings."""
-    missing = f", {seconds(row.missing_s)} without readings" if row.missing_s > 1e-3 * row.time_s else ""
+    if row.energy_j is None:
+        return f"{_joules(row)}, in {seconds(row.time_s)}"
+    missing = f", {_missing(row)}" if _missing(row) else ""
     return f"{_joules(row)} over {seconds(row.time_s)}{missing}"
 
 
@@ -195,7 +198,8 @@ def joules_text(row: RunRow) -> str:
 
 
 def result_lines(path: Path) -> list[str]:
-    """The result of a run in at most three lines: the joules of its table, the shares of its phases, what to do next.
+    """The result of a run in at most three lines: the joules of its table, the shares of its phases, what to do next;
+    and a line on the sensors of a device that failed, and on another program that was on it.
 
     What that takes is bounded by the readings that the regression sees, here as in every table.
     """
@@ -218,16 +222,25 @@ def result_lines(path: Path) -> list[str]:
             break
         first = longer
     warnings = sum(m.get("level") in ("warning", "error") for m in run.messages)
-    lost = [f"{seconds(main.missing_s)} without readings"] if main.missing_s > 1e-3 * main.time_s else []
+    lost = [_missing(main)] if _missing(main) else []
     lost += ["incomplete"] * (not run.is_complete) + [f"{warnings} warning{'s' * (warnings > 1)}"] * (warnings > 0)
     last = f"  next: joules {'info' if warnings else 'tables'} {quote(name)}" + f" ({', '.join(lost)})" * bool(lost)
-    return [printable(line) for line in (first, _shares(run, table, main), last)]
+    told = [row.faults for row in rows]
+    told += [note_of(row.device, other_programs(run, row.device, run.begin_ns, run.end_ns)) for row in rows]
+    beside = [f"  {text}" for text in dict.fromkeys(told) if text]
+    return [printable(line) for line in (first, _shares(run, table, main), *beside, last)]
+
+
+def _missing(row: RunRow) -> str:
+    """``9.2 s saturated``; empty where nothing is missing."""
+    return f"{seconds(row.missing_s)} {row.missing_word}" if row.missing_s > 1e-3 * row.time_s else ""
 
 
 def _joules(row: RunRow) -> str:
     who = f"{row.device} {said_provenance(row.provenance)}"
     if row.energy_j is None:
-        return f"{who}: no joules"
+        why = row.note.partition(";")[0].removeprefix("not resolvable: ")
+        return f"{who}: no joules, {why}" if why else f"{who}: no joules"
     why = "" if row.u95_j is not None or row.is_lower_bound else " (± not known)"
     return f"{who} {with_u95(row.energy_j, row.u95_j, 'J', is_lower_bound=row.is_lower_bound)}{why}"
 

@@ -8,6 +8,7 @@ show many points as few: the least and the greatest of every block (`envelope_of
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
@@ -21,12 +22,13 @@ from powerd_client.signal import (
     RunLine,
     Signal,
     columns_of,
+    count_faults,
     good_readings,
     joined_readings,
     make_signal,
     usual_spacing,
 )
-from powerd_core.model import CounterConversion
+from powerd_core.model import CounterConversion, Fault
 
 Ints = NDArray[np.int64]
 Values = NDArray[np.float64]
@@ -109,6 +111,7 @@ def load_sliced(run: Run, name: str, size: int = SLICE, progress: Progress = no_
         spacing_ns=scan.spacing_ns(line),
         centre_ns=scan.centre_ns,
         bad=scan.bad,
+        faults=scan.faults,
         unordered=scan.unordered,
         clipped_ns=high,
         clipped_low_ns=low,
@@ -161,6 +164,7 @@ class _Scan:
         self.before: list[int] = []
         """For each slice, the number of the last good reading before it, -1 for none."""
         self.clipped: list[tuple[Ints, Ints]] = [(_no_times(), _no_times())]
+        self.faults: Counter[Fault] = Counter()
         self.bad, self.unordered, self.unknown_ns, self.centre_ns, self.last_good = 0, 0, 0, 0.0, -1
         self.range_w: tuple[float, float] | None = None
         self._spacings: list[tuple[int, float]] = []
@@ -172,6 +176,7 @@ class _Scan:
         good = np.flatnonzero(good_readings(joined)[len(joined.t_ns) - len(readings.t_ns) :])
         self.before.append(self.last_good)
         self.bad += len(readings.t_ns) - len(good)
+        self.faults.update(count_faults(readings.flags))
         signal = make_signal(line, joined)
         self.unordered += signal.unordered
         self.clipped.append((signal.clipped_ns, signal.clipped_low_ns))

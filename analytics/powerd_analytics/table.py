@@ -35,6 +35,7 @@ from powerd_analytics.energy.devices import (
 )
 from powerd_analytics.energy.magnified import energies_with_magnified, magnified_kinds
 from powerd_analytics.energy.reasons import (
+    WITHOUT_READINGS,
     Clip,
     clipped,
     in_step,
@@ -42,6 +43,7 @@ from powerd_analytics.energy.reasons import (
     not_resolvable,
     phase_note,
     sensor,
+    sensor_faults,
     usable,
     without_readings,
 )
@@ -60,6 +62,7 @@ from powerd_analytics.idle import IdleRow, idle_of
 from powerd_analytics.metrics import edp_js, gflops_per_w, gflops_per_w_paper, mean_power_w
 from powerd_analytics.runs.in_force import ENFORCED_CAP, TOLERANCE_W, Enforced, knob_of
 from powerd_analytics.runs.nesting import EVALUATIONS, FORWARD, PASSES_OF, UPDATE, containers, key_of, parts_of
+from powerd_analytics.runs.other_programs import note_of, other_programs
 from powerd_analytics.runs.phases import (
     EXECUTED,
     LAYER,
@@ -83,6 +86,7 @@ from powerd_analytics.text import digits, joined, seconds
 from powerd_client.phase import BASELINE
 from powerd_client.signal import Signal
 from powerd_core.errors import AnalysisError
+from powerd_core.model import Fault
 from powerd_core.text import times
 
 RESOLVABLE_SHARE = 0.9
@@ -238,6 +242,10 @@ class RunRow:
     rectangle_j: float = 0.0
     """The one rectangle that the limits within ``u_systematic_j`` amount to."""
     off_by_j: float = 0.0
+    missing_word: str = WITHOUT_READINGS
+    """What ``missing_s`` are: ``saturated`` where the sensors answered and stood at full scale."""
+    faults: str = ""
+    """The sensors that saturated, stood still or did not answer, and what to do."""
     magnified_j: float | None = None
     """The part of ``phases_j`` in which `Meter.magnify` repeated phases, which is in no group's total."""
 
@@ -1019,9 +1027,11 @@ def _run_row(seen: _Seen, *, is_unused: bool) -> RunRow:
         rest_j = energy_j - phases_j
         if len(p.magnify):
             magnified_j = whole_of(part, *merged(p.begin_ns[p.magnify], p.end_ns[p.magnify])).energy.energy_j
-    notes = [f"not resolvable: no readings of {', '.join(silent)}"] if energy_j is None else []
+    faults = sensor_faults(part.signals)
+    notes = [_no_readings(part, silent)] if energy_j is None else []
     if energy_j is not None and missing_s > 1e-3 * duration_s:
         notes.append(without_readings(missing_s, float(whole.off_by_j[0]), clip))
+    notes += [note_of(part.device, other_programs(run, part.device, run.begin_ns, run.end_ns)), faults]
     if energy_j is not None and not clip and np.isnan(u95_j):
         notes.append(UNSURE)
     notes += ["used by no rank"] if is_unused else []
@@ -1050,6 +1060,8 @@ def _run_row(seen: _Seen, *, is_unused: bool) -> RunRow:
         missing_s=missing_s,
         off_by_j=float(whole.off_by_j[0]),
         note=joined(*notes),
+        missing_word=clip.missing_word(missing_s),
+        faults=faults,
         magnified_j=magnified_j,
         lines=tuple(line_of_run(part, signal) for signal in part.signals),
     )
@@ -1064,6 +1076,22 @@ def line_of_run(part: Part, signal: Signal) -> LineOfRun:
         return LineOfRun(signal.line.name, None, None, is_lower_bound=False)
     u95_j = None if clip or np.isnan(whole.u95_j[0]) else float(whole.u95_j[0])
     return LineOfRun(signal.line.name, float(whole.energy_j[0]), u95_j, clip.is_lower_bound)
+
+
+def _no_readings(part: Part, silent: Sequence[str]) -> str:
+    """Why a device has no joules: what is wrong with each line that covers nothing of the run."""
+    texts = []
+    for signal in (s for s in part.signals if s.line.name in silent):
+        worst = max(signal.faults, key=lambda fault: signal.faults[fault], default=None)
+        texts.append(f"{signal.line.name} {_SILENT[worst]}" if worst else f"no readings of {signal.line.name}")
+    return f"not resolvable: {', '.join(texts) or 'no line feeds this device'}"
+
+
+_SILENT = {
+    Fault.SATURATED: "was saturated",
+    Fault.STOOD_STILL: "stood still",
+    Fault.NO_ANSWER: "did not answer",
+}
 
 
 def _loss_notes(run: Run, part: Part) -> list[str]:
@@ -1148,6 +1176,7 @@ def check_table(path: Path, table: PhaseTable) -> None:
         [(r.phase, r.s_per_batch) for r in table.phases],
         [(r.time_s, r.missing_s) for r in table.totals],
         [r.energy_j is not None for r in table.runs],
+        [r.note for r in table.runs],
     )
 
 
@@ -1156,9 +1185,10 @@ def check_rows(
     phases: Sequence[tuple[str, float | None]],
     totals: Sequence[tuple[float, float]],
     has_energy: Sequence[bool],
+    notes: Sequence[str],
 ) -> None:
     """The same of name and mean duration of each kind of phase, seconds and missing seconds of each total, and of each
-    device whether it has joules."""
+    device whether it has joules, and its note."""
     if not has_energy:
         raise AnalysisError(f"{path}: this run is empty: no line feeds any of its devices")
     if not phases:
@@ -1166,9 +1196,10 @@ def check_rows(
             f"{path}: this run has no phases: mark them with `meter.phase(...)` (`joules info` has its joules)"
         )
     if not any(has_energy):
+        why = {note.partition(";")[0].removeprefix("not resolvable: ") for note in notes}
         raise AnalysisError(
-            f"{path}: its lines have fewer than two good readings while it ran: there is no energy "
-            "(`joules info` and `joules clock` say what was read, and when)"
+            f"{path}: its lines have fewer than two good readings while it ran: there is no energy, "
+            f"{'; '.join(sorted(why))} (`joules info` and `joules clock` say what was read, and when)"
         )
     if all(time_s > 0 and missing_s >= (1 - 1e-9) * time_s for time_s, missing_s in totals):
         raise AnalysisError(

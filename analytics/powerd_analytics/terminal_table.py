@@ -379,7 +379,7 @@ def _print_notes(table: PhaseTable, blocks: Sequence[_Block], console: Console, 
         also = f" (and, with other figures, {first_of(others, ', ', 4)})" if others else ""
         whose = first_of(list(filter(None, same)), ", ", 60 if all_notes else 6)
         notes.setdefault((whose, text + also), []).append(device)
-    first_ones = ("n.r.", "missing ", "magnified", "not magnified")
+    first_ones = ("another program", "n.r.", "missing ", "magnified", "not magnified")
     ordered = sorted(notes.items(), key=lambda note: [not note[0][1].startswith(s) for s in first_ones])
     shown = ordered if all_notes else ordered[:MOST_NOTES]
     for (whose, text), devices in shown:

@@ -39,6 +39,7 @@ from powerd_client.live import (
 )
 from powerd_client.live_energy import Energy
 from powerd_core.errors import ConfigError, PowerdError
+from powerd_core.model import NAMED_SHARE, Fault, faults_text
 from powerd_core.text import lost_text, printable, with_u95
 
 if TYPE_CHECKING:
@@ -56,26 +57,24 @@ def top(
     """Show until ``q`` is pressed; without a terminal print a line a second until the reader has gone. ``keys`` is the
     directory of keys.
 
-    A ``run`` that has not begun is waited for; of one that has ended the joules of the whole are told. Raises
-    `PowerdError` when no powerd answers.
+    A ``run`` that has not begun is waited for; of one that has ended the joules of the whole are told. Without one it
+    is the newest that is recorded from one of the powerds. Raises `PowerdError` when no powerd answers, or a ``run``
+    records none of those that are named.
     """
     if run is not None and has_ended(run):
         _tell_ended(run, as_json=as_json)
         return
     has_waited = run is not None and _await(run)
-    phases = None if run is None else RunPhases(run)
-    for newest in runs_here() if run is None else ():
-        with contextlib.suppress(PowerdError):  # it may just have ended
-            phases = RunPhases(newest)
-            break
-    listener = _open(urls, keys, phases, _RECORDER_S if has_waited else 0.0)
+    runs = _runs_here() if run is None else [RunPhases(run)]
+    listener = _open(urls, keys, runs, is_named=run is not None, patience_s=_RECORDER_S if has_waited else 0.0)
+    phases = listener.run
     energies = None if phases is None else RecordingEnergies(phases)
     closed = None if phases is None else ClosedRun(phases.run)
     try:
         if energies is not None and not once:
             energies.start()
         if once or as_json or not (sys.stdin.isatty() and sys.stdout.isatty()):
-            _print_lines(listener, phases, energies, closed, once=once, as_json=as_json)
+            _print_lines(listener, energies, closed, once=once, as_json=as_json)
         else:
             _show(listener, phases, energies, closed)
     finally:
@@ -140,35 +139,75 @@ def _await(run: Path) -> bool:
     return True
 
 
-def _open(urls: Sequence[str], keys: Path | None, run: RunPhases | None, patience_s: float) -> Listener:
-    """The powerds that are named, else the one of this machine that the run records, else any of this machine.
+def _runs_here() -> list[RunPhases]:
+    runs = []
+    for path in runs_here():
+        with contextlib.suppress(PowerdError):  # it may just have ended
+            runs.append(RunPhases(path))
+    return runs
 
-    ``patience_s``: how long to look for the run's, which may have been started just now.
+
+def _open(
+    urls: Sequence[str], keys: Path | None, runs: Sequence[RunPhases], *, is_named: bool, patience_s: float
+) -> Listener:
+    """The powerds that are named, else those of the run that is named, else one of this machine that one of the runs
+    records, else any of this machine.
+
+    ``is_named``: whether the run was asked for by name. ``patience_s``: how long to look for its powerd, which may have
+    been started just now.
     """
     for url in urls:
         if url.endswith(".h5"):
             raise ConfigError(f"{url} is no address of a powerd: a run is named with --run {url}")
-    deadline_s, is_any = time.monotonic() + patience_s, run is None
+    deadline_s = time.monotonic() + patience_s
     while True:
-        for choice in [urls] if urls else [[url] for url in (*powerds_here(), DEFAULT_URL)]:
-            try:
-                listener = Listener(choice, keys)
-            except PowerdError:  # of somebody else, or just ending
-                if urls:
-                    raise
-                continue
-            if (run is not None and listener.follow(run)) or is_any or urls:
-                return listener
-            listener.close()
-        if is_any:
-            raise ConfigError(f"no powerd answers on this machine: name one, as in `joules top {DEFAULT_URL}`")
-        is_any = time.monotonic() >= deadline_s
-        time.sleep(0.0 if is_any else _LOOK_S)
+        others: list[Listener] = []
+        try:
+            for choice in [urls] if urls else _choices(runs[0] if is_named else None):
+                try:
+                    listener = Listener(choice, keys)
+                except PowerdError:  # of somebody else, or just ending
+                    if urls:
+                        raise
+                    continue
+                others.append(listener)
+                if any(not run.is_over and listener.follow(run) for run in runs):
+                    return others.pop()
+            if time.monotonic() >= deadline_s:
+                if is_named:
+                    raise ConfigError(_other_sources(runs[0], urls))
+                if not others:
+                    raise ConfigError(f"no powerd answers on this machine: name one, as in `joules top {DEFAULT_URL}`")
+                others[0].no_run = _why_no_run(runs, others[0])
+                return others.pop(0)
+        finally:
+            for listener in others:
+                listener.close()
+        time.sleep(_LOOK_S)
+
+
+def _choices(run: RunPhases | None) -> list[list[str]]:
+    own = sorted(run.sources().urls) if run is not None else []
+    return [*([own] if own else []), *([url] for url in (*powerds_here(), DEFAULT_URL))]
+
+
+def _other_sources(run: RunPhases, urls: Sequence[str]) -> str:
+    recorded = ", ".join(sorted(run.sources().urls)) or "a powerd that its journal does not name yet"
+    if urls:
+        return f"{run.run.name} is not recorded from {', '.join(urls)} but from {recorded}"
+    return f"{run.run.name} is recorded from {recorded}, which does not answer"
+
+
+def _why_no_run(runs: Sequence[RunPhases], listener: Listener) -> str:
+    going_on = [run for run in runs if not run.is_over]
+    if not going_on:
+        return "no run is recorded on this machine"
+    whose = " and ".join(p.url for p in listener.powerds)
+    return f"no run is recorded from {whose}; {len(going_on)} from other powerds are not shown"
 
 
 def _print_lines(
     listener: Listener,
-    run: RunPhases | None,
     energies: RecordingEnergies | None,
     closed: ClosedRun | None,
     *,
@@ -183,11 +222,13 @@ def _print_lines(
         due_s += _LINE_S
         if once and energies is not None:
             energies.look()
-        known = energies.latest if energies is not None else ()
+        if once and listener.run is not None and listener.run.is_over:
+            listener.let_go(f"{listener.run.run.name} has just ended")
+        known = energies.latest if energies is not None and listener.run is not None else ()
         rows = closed.rows() if closed is not None else ()
         say = document if as_json else one_line
-        said = say(listener, run, known, rows)
-        print(json.dumps(said) if as_json else printable(str(said)), flush=True)
+        text = say(listener, listener.run, known, rows)
+        print(json.dumps(text) if as_json else printable(str(text)), flush=True)
         if once:
             return
 
@@ -295,14 +336,18 @@ class Screen:
             lines.append(f"run {run.run.name} · {ended}{'' if phases else ' · no phases marked yet'}")
             lines += [f"  {text}" for text in _closing(self._closed.rows() if self._closed is not None else ())]
             lines += [f"  {p.process}: {'/'.join(p.path) or 'between phases'} · {p.ended} ended" for p in phases]
-            if names := in_step(run, self._listener.powerds):
+            if names := in_step(run, self._listener.recorded):
                 lines.append(f"! {', '.join(names)} in lock step with the phases: {OUT_OF_STEP}")
+        lines += [self._listener.no_run] if self._listener.no_run else []
         return lines
 
 
 def _row(line: LiveLine) -> tuple[str, ...]:
     is_power = line.value is None
     about = line.line.provenance.value + ("" if line.feeds else ", compared") if is_power else line.line.quantity
+    worst = max(line.fault_shares().items(), key=lambda own: own[1], default=None) if is_power else None
+    if worst is not None and (worst[1] > NAMED_SHARE or worst[0] is Fault.SATURATED):
+        about += f", {worst[0]}"
     watts, joules = digits(line.power_w if is_power else line.value), digits(line.known_j) if is_power else "–"
     return line.line.name, watts, joules, digits(line.rate_hz), str(line.bad), about
 
@@ -330,6 +375,8 @@ def sparkline(values: Sequence[float | None], most: float) -> str:
 def mean_power(device: DeviceFigures, energies: Sequence[Energy]) -> str:
     """The mean power of the last minute with its 95 % interval, as the estimator of the tables has it."""
     own = [e for e in energies if not e.phase and (e.device, e.provenance) == (device.device, device.provenance)]
+    if not device.is_recorded:  # another powerd's device of that name
+        return ""
     if not own or own[0].energy_j is None or not own[0].seconds:
         return ""
     per_s = 1 / own[0].seconds
@@ -367,7 +414,8 @@ def state(powerd: LivePowerd) -> str:
     bad = sum(line.bad for line in board.lines.values())
     parts = [f"{lost_text(board.losses, board.lost_scans, board.unknown_losses)}"]
     parts[0] += f" ({board.last_cause})" if board.losses else ""
-    parts += [f"{bad} readings flagged"] if bad else []
+    faults = faults_text({line.line.name: line.fault_shares() for line in board.lines.values() if line.value is None})
+    parts += [f"{bad} readings flagged" + (f" ({faults})" if faults else "")] if bad else []
     parts += [f"{refused} frames refused"] if refused else []
     parts.append(f"clock ± {seconds(bound_s)}" if bound_s is not None else "clock not compared yet")
     parts += [f"restarted {powerd.restarts} times"] if powerd.restarts else []
@@ -390,6 +438,7 @@ def one_line(
         parts.append(f"{d.device} {digits(d.power_w)} W {digits(d.energy_j)} J ({d.provenance}){of_minute}{missing}")
     parts += [f"{p.process} {'/'.join(p.path) or 'between phases'}" for p in (run.current() if run else ())]
     parts += [f"the run has ended: {text}" for text in _closing(closed)]
+    parts += [listener.no_run] if listener.no_run else []
     return " · ".join([*parts, *map(state, listener.powerds)])
 
 
@@ -409,13 +458,14 @@ def document(
             for name, joules in own.items()
         ]
         recording = {"path": str(run.run), "is_over": run.is_over, "processes": processes, "phases": phases}
-        recording["in_step"] = in_step(run, listener.powerds)
+        recording["in_step"] = in_step(run, listener.recorded)
         recording["last_minute"] = [asdict(energy) for energy in energies]
         recording["closed"] = [asdict(row) for row in closed]
     return {
         "elapsed_s": round(listener.elapsed_s, 3),
         "since_run": listener.is_since_run,
         "run": recording,
+        "no_run": listener.no_run or None,
         "devices": [asdict(figures) for figures in listener.devices()],
         "powerds": [
             {
@@ -450,4 +500,5 @@ def _line_document(line: LiveLine) -> dict[str, Any]:
         "rate_hz": line.rate_hz,
         "readings": line.readings,
         "flagged": line.bad,
+        "faults": {str(fault): count for fault, count in line.faults.items()},
     }

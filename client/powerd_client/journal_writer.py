@@ -160,6 +160,10 @@ class JournalWriter:
         except OSError:
             delete(self._reserve)
         self._marks = MarkTail(journal, consume=True)
+        self.first_process: int | None = None
+        """Token of the first process that was heard of."""
+        self.marking: set[int] = set()
+        """The process ids of all."""
         self._noted = set(past.notes) if past else set()
         self._tail_ns = self._anchors = self._anchor_ns = self._sync_ns = 0
 
@@ -212,6 +216,10 @@ class JournalWriter:
         names, marks = self._marks.read()
         for document in names:
             self.add(Message("phase-names", document))
+            if self.first_process is None and isinstance(token := document.get("process"), int):
+                self.first_process = token
+            if isinstance(pid := document.get("pid"), int):
+                self.marking.add(pid)
         for piece in marks:
             self.add(piece)
         for event, frame in self._marks.read_frames():

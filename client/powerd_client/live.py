@@ -39,6 +39,7 @@ from powerd_client.signal import (
     Signal,
     arrays_of,
     columns_of,
+    count_faults,
     good_readings,
     joined_readings,
     make_signal,
@@ -46,7 +47,8 @@ from powerd_client.signal import (
 )
 from powerd_core.errors import PowerdError, RunFileError
 from powerd_core.marks import Mark
-from powerd_core.model import Block, Description, Gap, QuantityConversion
+from powerd_core.model import Block, Description, Fault, Gap, QuantityConversion
+from powerd_core.wire import Message
 
 WINDOW_NS = 1_000_000_000
 """Watts and rates are means over the last second, or the last reading's interval where that is longer."""
@@ -79,6 +81,10 @@ class LiveLine:
     """Seconds without readings between the first reading and the latest."""
     readings: int = 0
     bad: int = 0
+    faults: Counter[Fault] = field(default_factory=Counter)
+    """How many of the readings had each fault."""
+    fault: Fault | None = None
+    """That of the readings since the last good one."""
     value: float | None = None
     """Of a line that is neither power nor energy: its latest value."""
     last: Readings | None = None
@@ -99,6 +105,9 @@ class LiveLine:
         """Readings as they came, times increasing."""
         n = len(readings.t_ns)
         self.readings += n
+        own = count_faults(readings.flags)
+        self.faults.update(own)
+        self.fault = max(own, key=own.__getitem__) if own and sum(own.values()) == n else None
         if isinstance(self.line.conversion, QuantityConversion):
             self._take_value(readings, self.line.conversion)
             return
@@ -166,6 +175,13 @@ class LiveLine:
         origin = float(at[0])
         return np.diff(np.interp(t_ns - origin, at - origin, joules))
 
+    def fault_shares(self) -> dict[Fault, float]:
+        """The share of readings that each fault took so far; all of them for a fault that lasts."""
+        shares = {fault: count / max(self.readings, 1) for fault, count in self.faults.items()}
+        if self.fault is not None and time.monotonic() - self.heard_s > _QUIET_S:
+            shares[self.fault] = 1.0
+        return shares
+
     @property
     def known_j(self) -> float | None:
         """``energy_j``, None as long as no two readings have told anything."""
@@ -207,7 +223,7 @@ class LiveBoard:
             self.lost_scans, self.last_cause = before.lost_scans, "powerd was started anew"
             for name in self.lines.keys() & before.lines.keys():
                 old = before.lines[name]
-                for count in ("energy_j", "covered_s", "missing_s", "readings", "bad"):
+                for count in ("energy_j", "covered_s", "missing_s", "readings", "bad", "faults"):
                     setattr(self.lines[name], count, getattr(old, count))
                 self.lines[name].silent = old.silent if old.last is None else (int(old.last.t_ns[0]), old.heard_s)
 
@@ -314,10 +330,16 @@ class DeviceFigures:
     missing_s: float
     """Seconds without readings, of the line that misses most."""
     lines: int
+    is_recorded: bool = False
+    """Whether the run that is followed records this device, and no other one of the same name."""
 
 
 class Listener:
-    """The powerds that are listened to, and the recording whose phases are given their joules."""
+    """The powerds that are listened to, and the recording whose phases are given their joules.
+
+    A run belongs to a powerd by the epoch of its streams, or by its address where it was started anew; never by the
+    names of lines and devices, which every powerd has alike.
+    """
 
     def __init__(self, urls: Sequence[str], keys: Path | None = None, *, client: str = "joules top") -> None:
         """``keys`` is the directory of keys, ``client`` who listens. Raises `PowerdError` when one of the powerds does
@@ -326,6 +348,10 @@ class Listener:
         self.powerds: list[LivePowerd] = []
         self._begin_s = self._spark_s = self._added_s = time.monotonic()
         self.run: RunPhases | None = None
+        self.recorded: list[LivePowerd] = []
+        """The powerds that the run records."""
+        self.no_run = ""
+        """Why no run is followed."""
         self.is_since_run = False
         """Whether joules are asked for since the run began."""
         self.sparks: defaultdict[tuple[str, str], deque[float | None]] = defaultdict(lambda: deque(maxlen=_SPARKS))
@@ -339,14 +365,22 @@ class Listener:
 
     def follow(self, run: RunPhases) -> bool:
         """Give each phase of a run its joules, and ask for the readings since it began: before the first `step`.
-        Whether the run records any of these powerds."""
-        self.run, first_frames = run, run.first_frames()
-        for powerd in self.powerds:
+        Whether the run records any of these powerds; another run is left alone."""
+        sources = run.sources()
+        recorded = [p for p in self.powerds if p.board.description.epoch in sources.epochs or p.url in sources.urls]
+        if not recorded:
+            return False
+        self.run, self.recorded, self.no_run = run, recorded, ""
+        for powerd in recorded:
             for number, stream in powerd.link.streams.items():
-                first = first_frames.get((powerd.board.description.epoch, number))
+                first = sources.first_frames.get((powerd.board.description.epoch, number))
                 if first is not None:
                     stream.next, self.is_since_run = first, True
-        return self.is_since_run
+        return True
+
+    def let_go(self, why: str) -> None:
+        """Follow no run any more."""
+        self.run, self.recorded, self.no_run = None, [], why
 
     @property
     def elapsed_s(self) -> float:
@@ -366,7 +400,7 @@ class Listener:
         now_s = time.monotonic()
         if self.run is not None and now_s - self._added_s > _ADD_S:
             self._added_s = now_s
-            self.run.add_up(self.powerds)
+            self.run.add_up(self.recorded)
         if now_s - self._spark_s > 1:
             self._spark_s = now_s
             for figures in self.devices():
@@ -380,11 +414,13 @@ class Listener:
     def devices(self) -> list[DeviceFigures]:
         """Devices of all powerds. Lines of different provenance are never added."""
         figures = []
+        recorded = Counter(device for powerd in self.recorded for device in powerd.board.devices)
         for powerd in self.powerds:
             for (device, kind), own in powerd.board.devices.items():
                 power_w, energy_j = _sum([s.power_w for s in own]), _sum([s.known_j for s in own])
                 missing_s = max((s.missing_s for s in own), default=0.0)
-                figures.append(DeviceFigures(device, kind, power_w, energy_j, missing_s, len(own)))
+                is_recorded = powerd in self.recorded and recorded[device, kind] == 1
+                figures.append(DeviceFigures(device, kind, power_w, energy_j, missing_s, len(own), is_recorded))
         return figures
 
     def close(self) -> None:
@@ -529,6 +565,16 @@ class CurrentPhase:
     """Phases that have ended since this began to look."""
 
 
+@dataclass(frozen=True, slots=True)
+class RunSources:
+    """The powerds that a run records, as its journal has them."""
+
+    epochs: frozenset[int]
+    urls: frozenset[str]
+    first_frames: dict[tuple[int, int], int]
+    """The number of the first frame of each stream, by epoch and stream."""
+
+
 class RunPhases:
     """Follows the marks of a run that is being recorded. The recorder deletes segments that it has copied: phases that
     were begun in those are not known, and what is inside them is shown without them."""
@@ -553,14 +599,20 @@ class RunPhases:
         self._done: tuple[float, str] | None = None
         """Up to when joules were given to phases, and the phase then."""
 
-    def first_frames(self) -> dict[tuple[int, int], int]:
-        """The number of the first frame of each stream in the journal, by epoch and stream."""
-        first: dict[tuple[int, int], int] = {}
-        with contextlib.suppress(RunFileError):  # the run has just ended
+    def sources(self) -> RunSources:
+        """What the beginning of the journal says of the powerds; nothing where the run has just ended."""
+        epochs, urls, first = set[int](), set[str](), dict[tuple[int, int], int]()
+        with contextlib.suppress(RunFileError):
             for event, _, _ in islice(read_events(self.journal / "journal.bin"), _FIRST_EVENTS):
-                if isinstance(event, Block | Gap):
-                    first.setdefault((event.epoch, event.stream), event.sequence)
-        return first
+                match event:
+                    case Block() | Gap():
+                        epochs.add(event.epoch)
+                        first.setdefault((event.epoch, event.stream), event.sequence)
+                    case Message("description"):
+                        epochs.add(event.epoch)
+                    case Message("epoch"):
+                        urls.add(str(event.body.get("url")))
+        return RunSources(frozenset(epochs), frozenset(urls), first)
 
     @property
     def is_over(self) -> bool:

@@ -25,6 +25,8 @@ from powerd_core.errors import PeerError
 
 POWERCAP = Path(os.environ.get("POWERD_SYSFS", "/sys"), "class/powercap")
 """Where Linux shows the processors' energy counters."""
+_STANDS_S, _COUNTS_S = 0.25, 0.002
+"""RAPL's counters that have not moved for so long stand still; and how often they are looked at."""
 WINDOW_S = 60.0
 _PAUSES_S = (0.0, 0.2, 0.5, 1.0, 2.0)
 """What dies more often than that within the window is given up."""
@@ -66,7 +68,8 @@ def local_sources(pid: int | None, powercap: Path = POWERCAP) -> tuple[list[dict
     """The options of a source for everything that tells power on this machine, and what the user should know of it.
 
     The GPUs that this process may use by the NVIDIA driver, and processors and memory by RAPL's counters. Only where
-    there is neither, a model from CPU time of process ``pid``, or of the whole machine for None.
+    there is neither, or RAPL's counters stand still, a model from CPU time of process ``pid``, or of the whole machine
+    for None.
     """
     sources: list[dict[str, object]] = []
     notes = []
@@ -82,13 +85,37 @@ def local_sources(pid: int | None, powercap: Path = POWERCAP) -> tuple[list[dict
             if usable:
                 sources.append({"kind": "nvml", "gpus": usable if len(usable) < len(gpus) else []})
     counters = list(powercap.glob("intel-rapl:*/energy_uj"))
-    if counters and all(os.access(counter, os.R_OK) for counter in counters):
-        sources.append({"kind": "rapl", "root": str(powercap)})
-    elif counters:
+    are_standing = False
+    if not all(os.access(counter, os.R_OK) for counter in counters):
         notes.append(f"processors and memory are left out until: sudo chmod a+r {powercap}/intel-rapl:*/energy_uj")
-    if not sources:
+    elif are_standing := bool(counters) and not any_moves(counters):
+        notes.append("RAPL's counters stand still here (a virtual machine?): the processor's power is modelled")
+    elif counters:
+        sources.append({"kind": "rapl", "root": str(powercap)})
+    if not sources or are_standing:
         sources.append({"kind": "cpu-model", "name": "cpu"} | ({"pid": pid} if pid else {}))
     return [{"name": source["kind"], "optional": True} | source for source in sources], notes
+
+
+def any_moves(counters: Sequence[Path]) -> bool:
+    """Whether any of RAPL's counters counts. They move each millisecond, about; it is looked for a quarter of a second,
+    as long as it takes."""
+    before, end_s = _values(counters), time.monotonic() + _STANDS_S
+    while time.monotonic() < end_s:
+        time.sleep(_COUNTS_S)
+        if any(now != then for now, then in zip(_values(counters), before, strict=True)):
+            return True
+    return False
+
+
+def _values(counters: Sequence[Path]) -> list[bytes]:
+    values = []
+    for counter in counters:
+        value = b""
+        with contextlib.suppress(OSError):  # some kernels list zones that they cannot read
+            value = counter.read_bytes()
+        values.append(value)
+    return values
 
 
 class LocalDaemon:

@@ -19,10 +19,12 @@ from powerd_client.integral import Integral, unwrap_counter
 from powerd_core.errors import AnalysisError
 from powerd_core.model import (
     BAD,
+    FAULT_FLAGS,
     Accuracy,
     Block,
     Conversion,
     CounterConversion,
+    Fault,
     Flag,
     Line,
     Provenance,
@@ -173,6 +175,8 @@ class Signal:
     """Least and greatest power of the whole line, where these readings are a part of it."""
     cuts_ns: Ints = field(default_factory=_no_times)
     """[k-1] times of good readings at which the k slices meet; a signal in memory is one slice."""
+    faults: Mapping[Fault, int] = field(default_factory=dict)
+    """How many of the ``bad`` readings have each fault."""
     unordered: int = 0
     """Readings not later than the one before, as no line of a run file has them (`powerd_client.verify`)."""
     progress: Callable[[float, str], None] = lambda share, text: None
@@ -279,8 +283,21 @@ def make_signal(line: RunLine, readings: Readings, clock: RunClock | None = None
         clock=clock,
         clipped_ns=t_clipped[~is_low],
         clipped_low_ns=t_clipped[is_low],
+        faults=count_faults(readings.flags),
         unordered=_unordered(readings),
     )
+
+
+def count_faults(flags: NDArray[np.uint16]) -> dict[Fault, int]:
+    """How many readings have each fault, by their flags [n]."""
+    bad = flags[(flags & np.uint16(int(BAD))) != 0]
+    counts: dict[Fault, int] = {}
+    for fault, own in FAULT_FLAGS.items() if len(bad) else ():
+        is_own = (bad & np.uint16(int(own))) != 0
+        if is_own.any():
+            counts[fault] = int(is_own.sum())
+            bad = bad[~is_own]
+    return counts
 
 
 def _unordered(readings: Readings) -> int:
@@ -341,8 +358,10 @@ def _counter_signal(
     if len(t):
         energy = energy + c.background_w * ((t - t[0]) * 1e-9)
     spacing = max(_spacing(t, line.period_ns), float(line.accuracy.update_ns))
-    unordered = _unordered(readings)
-    return Signal(line, t, energy, True, broken, flagged, spacing, 0.0, centre, bad, clock, unordered=unordered)
+    unordered, faults = _unordered(readings), count_faults(readings.flags)
+    return Signal(
+        line, t, energy, True, broken, flagged, spacing, 0.0, centre, bad, clock, faults=faults, unordered=unordered
+    )
 
 
 def _without_lost_turns(

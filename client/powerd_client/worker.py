@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 import zmq
 
 from powerd_client import journal as journals
+from powerd_client.gpu_processes import GpuWatch, own_processes
 from powerd_client.hostclock import now_ns
 from powerd_client.job import Inherited, Job, Orders, log, say
 from powerd_client.journal_writer import JournalWriter, Past, read_past
@@ -234,6 +235,8 @@ class Worker:
         self._begin_ns = past.t_start_ns
         """Of the run, once it is ready."""
         self._boards = Boards(self._journal)
+        self._own = own_processes(inherited.job.parent_pid, inherited.job.trainer_pid)
+        self._gpus: GpuWatch | None = None
         self._inherited_pid = os.getppid()
         self._has_adopted = False
         # Both without the time in which this process was stopped.
@@ -259,6 +262,9 @@ class Worker:
                 raise
         else:
             self._tell_sources()
+            descriptions = [link.description for link in self._boards.links if link.description is not None]
+            self._gpus = GpuWatch(self._own, [device for d in descriptions for device in d.devices])
+            self._gpus.start()
         self._journal.flush()
         if self._is_ready:
             self._say_ready()
@@ -303,6 +309,7 @@ class Worker:
                 self._waited_ns = 0
             self._boards.exchange_clocks()
             self._journal.tail_marks()
+            self._tell_others()
             self._journal.flush()
             self._mind_daemon()
             if not self._is_ready and (self._boards.flow() or self._ran_ns > _BEGIN_NS or self.orders.is_ending):
@@ -322,10 +329,20 @@ class Worker:
                     return
 
     def _end(self, stop_ns: int) -> None:
+        self._journal.tail_marks(final=True)
+        self._tell_others()
         self._boards.give_up(self._begin_ns, stop_ns)
         reception = self._boards.reception.summary(self._boards.links)
         body = {"t_stop_ns": stop_ns, "complete": self.orders.is_complete, "reception": reception}
         self._journal.end(Message("stop", body))
+
+    def _tell_others(self) -> None:
+        """Put into the run which programs beside it the driver lists: as said by the first process that marks."""
+        for pid in self._journal.marking:
+            self._own.add(pid)
+        if self._gpus is not None and self._journal.first_process is not None:
+            for document in self._gpus.take():
+                self._journal.add(Message("phase-names", document | {"process": self._journal.first_process}))
 
     def _say_ready(self) -> None:
         self._inherited.ready[0] = 1
@@ -344,6 +361,8 @@ class Worker:
 
     def close(self) -> None:
         """Let go of sockets, of a powerd that was taken over, and of the journal's file (not of its lock)."""
+        if self._gpus is not None:
+            self._gpus.close()
         self._boards.close()
         if self._has_adopted and self._inherited.daemon is not None:
             self._inherited.daemon.stop()

@@ -109,11 +109,13 @@ class SensorCalibration:
     serial: str = ""
     zero: Point | None = None
     load: Point | None = None
+    zero_before: Point | None = None
+    """The zero of the calibration before: how far it has moved is how far it may move again."""
 
     def __post_init__(self) -> None:
         if min(self.shunt_ohm, self.step_a) <= 0 or min(self.u_bus, self.u_bus_step) < 0:
             raise ValueError("options 'shunt_ohm' and 'step_a' must be positive, 'u_bus' and 'u_bus_step' not negative")
-        if self.zero is not None and self.zero.reference != 0:
+        if any(zero is not None and zero.reference != 0 for zero in (self.zero, self.zero_before)):
             raise ValueError("option 'zero': its reference is not 0")
         if self.load is not None and not (self.load.reference > 0 and self._load_a > 0):
             raise ValueError("option 'load': a gain needs a reference and a mean current above 0")
@@ -148,6 +150,19 @@ class SensorCalibration:
         drift_a = OFFSET_DRIFT_V_PER_K * SPAN_K / sqrt(3) / self.shunt_ohm
         # Readings that do not scatter over several codes leave the true mean anywhere within a step.
         return hypot(self.zero.u_mean_a, self.step_a / 2 / sqrt(3), drift_a)
+
+    @property
+    def zero_moved_a(self) -> float | None:
+        """How far the zero has moved since the calibration before; None without two."""
+        if self.zero is None or self.zero_before is None:
+            return None
+        return self.zero.mean_a - self.zero_before.mean_a
+
+    @property
+    def is_drifted(self) -> bool:
+        """Whether it has moved by more than the uncertainties (k = 2) of both zeros explain."""
+        moved_a, u_a = self.zero_moved_a, self.u_offset_a
+        return moved_a is not None and u_a is not None and abs(moved_a) > 2 * sqrt(2) * u_a
 
     @property
     def u_gain(self) -> float | None:

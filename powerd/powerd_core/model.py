@@ -180,6 +180,41 @@ class Flag(IntFlag):
 BAD = Flag.STALE | Flag.SATURATED | Flag.IO_ERROR | Flag.RESET | Flag.MISSING
 
 
+class Fault(StrEnum):
+    """What is wrong with a sensor whose readings are flagged, in the words of every place where people look."""
+
+    SATURATED = "saturated"
+    STOOD_STILL = "stood still"
+    NO_ANSWER = "no answer"
+
+
+FAULT_FLAGS = {
+    Fault.SATURATED: Flag.SATURATED,
+    Fault.STOOD_STILL: Flag.STALE,
+    Fault.NO_ANSWER: Flag.IO_ERROR | Flag.RESET | Flag.MISSING,
+}
+"""The flags of each fault; of a reading with several flags the first fault counts."""
+NAMED_SHARE = 0.01
+"""A line is named when so many of its readings have a fault: some are lost everywhere. Any that is saturated counts."""
+FAULT_REMEDIES = {Fault.SATURATED: "use a smaller shunt"}
+
+
+def faults_text(faults: Mapping[str, Mapping[Fault, float]]) -> str:
+    """``saturated: gpu0.pcie_12v (use a smaller shunt); no answer: gpu0.ext_12v_5``, of the shares of
+    readings [0, 1] that each line has lost by each fault; empty where no line is to be named."""
+    texts = []
+    for fault in Fault:
+        least = 0.0 if fault is Fault.SATURATED else NAMED_SHARE
+        names = [name for name, shares in faults.items() if shares.get(fault, 0.0) > least]
+        shown = ", ".join(names[:_NAMED]) + f" and {len(names) - _NAMED} more" * (len(names) > _NAMED)
+        remedy = f" ({FAULT_REMEDIES[fault]})" if fault in FAULT_REMEDIES else ""
+        texts += [f"{fault}: {shown}{remedy}"] if names else []
+    return "; ".join(texts)
+
+
+_NAMED = 3
+
+
 @dataclass(frozen=True, slots=True)
 class Column:
     """One array of raw codes in a stream: a name and a type code of `CODE_BYTES`."""

@@ -157,7 +157,7 @@ def _with_point(record: SensorCalibration, sensor: Sensor, settings: Settings, p
                 f"{record.line}: {point.mean_a * 1000:.4g} mA without load is more than any zero error "
                 f"({limit_a * 1000:.3g} mA is three times the data sheet's limit): disconnect the load"
             )
-        return replace(record, zero=point)
+        return replace(record, zero=point, zero_before=record.zero)
     try:
         loaded = replace(record, load=point)
     except ValueError as error:
@@ -257,7 +257,7 @@ def calibrate_lines(arguments: argparse.Namespace, clock: Clock | None = None) -
             place = {"bus": record.bus, "address": sensor.address, "channel": sensor.channel}
             before = file.find(board=record.board, serial=record.serial, **place)
             if before is not None:
-                record = replace(record, zero=before.zero, load=before.load)
+                record = replace(record, zero=before.zero, load=before.load, zero_before=before.zero_before)
             point = Point(
                 taken=strftime("%Y-%m-%dT%H:%M:%SZ", gmtime(clock.wall_ns() // 1_000_000_000)),
                 temperature_c=arguments.temperature_c,
@@ -284,4 +284,10 @@ def calibrate_lines(arguments: argparse.Namespace, clock: Clock | None = None) -
         print(
             f"{printable(record.line):<22} {record.offset_a * 1000:10.3f} {u_offset:>7} {record.gain:9.6f} {u_gain:>7}"
         )
+    for record in records if arguments.zero else ():
+        if record.is_drifted and record.zero_before is not None and record.zero_moved_a is not None:
+            print(
+                f"{printable(record.line)}: the zero has moved by {record.zero_moved_a * 1000:+.3f} mA since "
+                f"{record.zero_before.taken[:10]}, more than both uncertainties explain: calibrate more often"
+            )
     print(f'written to {arguments.out}; load it in the [[source]] with: calibration = "{arguments.out.absolute()}"')

@@ -17,10 +17,11 @@ from contextlib import suppress
 
 import zmq
 
+from powerd_core.calibration import SensorCalibration
 from powerd_core.errors import ConfigError, WireError
 from powerd_core.model import CLOCK_NAME, Description, QuantityConversion, Stream
 from powerd_core.protocol import Subscriber
-from powerd_core.serde import read_description, to_document
+from powerd_core.serde import from_document, read_description, to_document
 from powerd_core.text import lost_text
 from powerd_core.wire import HEADER_BYTES, Message, encode
 from powerd_daemon.auth import ANYONE, Guard
@@ -82,11 +83,30 @@ def _stream(intake: Intake, sampler: Sampler) -> dict[str, object]:
             "failure": sampler.failure,
             **sampler.statistics,
         },
+        **calibrations(intake.stream),
     }
 
 
-def _client(subscriber: Subscriber, now_ns: int) -> dict[str, object]:
+def calibrations(stream: Stream) -> dict[str, object]:
+    """What *stats* says of a stream's zeros: when each was last taken, and how far it had moved since the time before.
+    Empty where no calibration file was loaded."""
+    records = stream.detail.get("calibration")
+    zeros: dict[str, object] = {}
+    for name, document in records.items() if isinstance(records, dict) else ():
+        with suppress(WireError, ValueError, TypeError):
+            record = from_document(SensorCalibration, document)
+            if record.zero is not None:
+                zeros[name] = {
+                    "zero_taken": record.zero.taken,
+                    "zero_moved_a": record.zero_moved_a,
+                    "zero_drifted": record.is_drifted,
+                }
+    return {"calibration": zeros} if zeros else {}
+
+
+def _client(subscriber: Subscriber, now_ns: int, name: str) -> dict[str, object]:
     return {
+        "name": name,
         **{name: getattr(subscriber, name) for name in ("number", "address", "frames", "bytes", "replayed", "evicted")},
         "blocked": subscriber.retry_ns is not None,
         "idle_s": (now_ns - subscriber.active_ns) / 1e9,
@@ -352,6 +372,11 @@ class Daemon:
         body = {"ready": True, "epochs": []} if self._spool is None else self._spool.catalogue.answer(request)
         return encode(Message("epochs", body, self.epoch))
 
+    def _name_of(self, subscriber: Subscriber) -> str:
+        """What clients.toml calls the key of a client; empty where no keys are asked for."""
+        caller = self._guard.caller(subscriber.badge) if isinstance(subscriber.badge, zmq.Frame) else None
+        return "" if caller is None else caller.name
+
     def _stats(self) -> bytes:
         """The answer to *stats*; docs/reference/protocol.md lists its keys."""
         assert self.description is not None
@@ -362,7 +387,7 @@ class Daemon:
             "version": self.description.version,
             "uptime_s": self.uptime_s,
             "streams": [_stream(intake, samplers[number]) for number, intake in self._store.intakes.items()],
-            "clients": [_client(s, now_ns) for s in delivery.subscribers.values()],
+            "clients": [_client(s, now_ns, self._name_of(s)) for s in delivery.subscribers.values()],
             "served_clients": delivery.served_clients,
             "sent_frames": delivery.sent_frames,
             "replayed_frames": delivery.replayed_frames,

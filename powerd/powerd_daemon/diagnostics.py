@@ -11,25 +11,39 @@ import json
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from textwrap import fill
+from typing import Any
 
 import zmq
 
 from powerd_core.calibration import GpuFile
 from powerd_core.errors import ConfigError, PowerdError, SensorError
+from powerd_core.model import FAULT_REMEDIES
+from powerd_core.serde import read_description
 from powerd_core.text import printable
 from powerd_daemon.auth import Guard
 from powerd_daemon.clock import Clock, SystemClock
-from powerd_daemon.commands import add_format_option
-from powerd_daemon.config import NOTHING, Config, ServerConfig, load_config
+from powerd_daemon.commands import add_format_option, add_keys_option
+from powerd_daemon.config import DEFAULT_LISTEN, NOTHING, Config, ServerConfig, load_config
 from powerd_daemon.daemon import allow_files
-from powerd_daemon.plan import BusPlan, plan_file, plan_here, read_bus, smbus_note
+from powerd_daemon.peer import ask
+from powerd_daemon.plan import (
+    BusPlan,
+    line_loads_w,
+    load_faults,
+    plan_file,
+    plan_here,
+    read_bus,
+    shunt_question,
+    smbus_note,
+)
 from powerd_daemon.scan import Answer, buses, held_by_kernel, open_simulated, scan_bus
+from powerd_daemon.sensor_watch import GOOD, states_of
 from powerd_daemon.sockets import bind_sockets
 from powerd_daemon.sources.ina.bus import READ_PERIODS, OpenBus, Read, RegisterBus, open_bus
 from powerd_daemon.sources.ina.chips import CONFIG, Settings
@@ -117,29 +131,44 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "fails. Probes sensors as `powerd scan` does, unless the configuration's powerd is running."
     )
     parser.epilog = "powerd check powerd.toml"
-    parser.add_argument("file", type=Path, nargs="?", metavar="FILE", help="a configuration to check against")
+    given = "a configuration to check against, or the address of a running powerd, whose sensors alone are looked at"
+    parser.add_argument("file", nargs="?", metavar="FILE|URL", help=given)
+    running = "look at the sensors of the running powerd (of FILE, or the usual address): status 1 when one has a fault"
+    parser.add_argument("--running", action="store_true", help=running)
     parser.add_argument("--file-only", action="store_true", help="look at the file alone: it is for another machine")
     parser.add_argument("--directory", type=Path, default=Path(), metavar="DIR", help="where runs go (default: here)")
+    add_keys_option(parser)
     add_format_option(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Status 0, or 1 when something fails."""
-    config = None if arguments.file is None else load_config(arguments.file)
+    is_url = arguments.file is not None and "://" in arguments.file
+    path = None if arguments.file is None or is_url else Path(arguments.file)
+    config = None if path is None else load_config(path)
     if config is None and arguments.file_only:
         raise ConfigError("check --file-only: name the file")
+    if is_url or arguments.running:
+        if arguments.file_only:
+            raise ConfigError("check --file-only: a running powerd is no file")
+        url = config.server.listen.replace("*", "127.0.0.1") if config else arguments.file or DEFAULT_LISTEN
+        return _show(list(check_running(url, arguments.keys)), arguments.format)
     machine = Machine()
     findings = []
-    if config is not None:
-        path = arguments.file
+    if path is not None and config is not None:
         plans = plan_file(path) if arguments.file_only else plan_here(path, open_bus=machine.open_bus)
-        findings = [check_config(path, config), *check_plans(path, plans)]
+        findings = [check_config(path, config), *check_plans(path, plans), *check_shunts(config)]
     if not arguments.file_only:
         devices = (check_ports, check_bus_speed, check_sensors, check_powercap, check_nvml)
         for one in (check_server, *devices, check_scheduler):
             findings += one(machine, config)
         findings.append(check_disk(machine, arguments.directory))
-    if arguments.format == "json":
+    return _show(findings, arguments.format)
+
+
+def _show(findings: list[Finding], form: str) -> int:
+    """Print what was found; the command's status."""
+    if form == "json":
         print(json.dumps([asdict(f) for f in findings], indent=2))
     else:
         for f in findings:
@@ -222,10 +251,52 @@ def check_plans(path: Path, plans: Iterable[BusPlan]) -> Iterator[Finding]:
         yield from (Finding("plan", FAIL, f"{source}: {problem}", more) for problem in plan.problems)
         if plan.problems:
             continue
+        # Of a real bus nobody has said here what its lines carry.
+        faults = load_faults(plan, line_loads_w(plan.budgets, plan.bus.loads_w))
+        yield from (Finding("plan", FAIL, f"{source}: {fault}", more) for fault in faults)
         what = f"{source}: {plan.verdict}"
         if plan.bus.is_smbus:
             what += f"; {smbus_note(plan)}"
         yield Finding("plan", WARN, what, more) if plan.doubts else Finding("plan", OK, what)
+
+
+def check_shunts(config: Config) -> Iterator[Finding]:
+    """Shunts that seem to be given in milliohms, of whatever kind of source."""
+    for source in config.sources:
+        sensors = source.options.get("sensors", ())
+        tables = [s for s in sensors if isinstance(s, Mapping)] if isinstance(sensors, list | tuple) else []
+        for table in ({"name": "shunt_ohm", **source.options}, *tables):
+            question = shunt_question(f"{source.name}, {table.get('name')}", table.get("shunt_ohm"))
+            if question is not None:
+                yield Finding("plan", WARN, question, "shunt_ohm is in ohms")
+
+
+def check_running(url: str, keys: str | None = None) -> Iterator[Finding]:
+    """The sensors of a powerd that measures, by what it counts of their readings. Raises `PeerError`."""
+    description = read_description(ask(url, "describe", keys=keys).body)
+    feeds = {name for device in description.devices for name in device.feeds}
+    yield from judge_stats(ask(url, "stats", keys=keys).body, feeds)
+
+
+def judge_stats(stats: Mapping[str, Any], feeds: Collection[str]) -> Iterator[Finding]:
+    """What an answer to *stats* says of sensors: one that feeds a device must be good, others may be missed."""
+    see = "the wiring, its supply and its address; then: powerd scan"
+    for stream in stats.get("streams", ()):
+        sampler, source = stream["sampler"], stream["source"]
+        if trouble := sampler.get("failure") or sampler.get("error"):
+            yield Finding("sensors", FAIL, f"source {source}: {trouble}", see)
+            continue
+        states = states_of(sampler.get("lines"))
+        bad = {name: state for name, state in states.items() if state != GOOD}
+        for name, state in bad.items():
+            remedy = FAULT_REMEDIES.get(state, see)  # type: ignore[call-overload]
+            yield Finding("sensors", FAIL if name in feeds else WARN, f"{name}: {state}", remedy)
+        if not bad:
+            yield Finding("sensors", OK, f"source {source}: all lines are read well")
+        for name, zero in stream.get("calibration", {}).items():
+            if zero.get("zero_drifted"):
+                what = f"{name}: its zero had moved by {zero['zero_moved_a'] * 1000:+.3g} mA when it was last taken"
+                yield Finding("calibration", WARN, what, "calibrate the zero more often: powerd calibrate --zero")
 
 
 def check_ports(machine: Machine, config: Config | None) -> Iterator[Finding]:

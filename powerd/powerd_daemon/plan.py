@@ -7,6 +7,7 @@ building its sources: these would refuse what a plan explains.
 from __future__ import annotations
 
 import argparse
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from math import hypot, sqrt
@@ -30,6 +31,12 @@ from powerd_daemon.toml_files import read_document
 
 COVERAGE_FACTOR = 2
 """Of expanded uncertainties: about 95 % of a normal distribution (GUM 6.3.3)."""
+HEADROOM = 2
+"""A line whose load is expected to be less than so many times below its clip is warned of: peaks are higher."""
+MOST_SHUNT_OHM = 1.0
+"""A shunt above this was probably given in milliohms."""
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +130,12 @@ class BusPlan:
     """Why it cannot work if the adapter reads singly, where it is not known how the adapter reads."""
 
     @property
+    def questions(self) -> tuple[str, ...]:
+        """What looks like a mistake, and can be meant."""
+        asked = (shunt_question(b.line, b.sensor.shunt_ohm) for b in self.budgets)
+        return tuple(question for question in asked if question is not None)
+
+    @property
     def verdict(self) -> str:
         """The one line on the rate: what is achievable, what is asked, and whether that is enough."""
         asked_hz, word = self.bus.options.rate_hz, "enough"
@@ -180,13 +193,48 @@ def _mode(bus: Bus, *, combined: bool) -> Mode:
     return Mode(combined, periods, transactions, o.pace_hz / periods)
 
 
+def load_faults(plan: BusPlan, loads_w: Mapping[str, float]) -> list[str]:
+    """The lines that would clip at their loads: their readings would be saturated, and no uncertainty holds for them.
+
+    ``loads_w``: as of `line_loads_w`, of all lines.
+    """
+    return [
+        f"{b.line}: {loads_w[b.line]:.1f} W is above {b.clip_w:.1f} W, where it clips: {_remedy(b, loads_w[b.line])}"
+        for b in plan.budgets
+        if loads_w[b.line] > b.clip_w
+    ]
+
+
+def load_warnings(plan: BusPlan, loads_w: Mapping[str, float]) -> list[str]:
+    """The lines whose expected loads leave little room for peaks. What a simulated bus says of itself is its peak."""
+    return [
+        f"{b.line}: {loads_w[b.line]:.1f} W leaves little room below {b.clip_w:.1f} W, where it clips: "
+        f"{_remedy(b, loads_w[b.line])}"
+        for b in plan.budgets
+        if loads_w[b.line] <= b.clip_w < HEADROOM * loads_w[b.line] * (1 - 1e-9)
+    ]
+
+
+def _remedy(b: Budget, load_w: float) -> str:
+    shunt_ohm = b.sensor.shunt_ohm * b.clip_w / (HEADROOM * load_w)
+    return f"use a smaller shunt, of at most {shunt_ohm:.2g} ohm"
+
+
+def shunt_question(name: str, shunt_ohm: object) -> str | None:
+    """What is asked about a sensor whose shunt seems to be given in milliohms."""
+    if not isinstance(shunt_ohm, int | float) or shunt_ohm <= MOST_SHUNT_OHM:
+        return None
+    return f"{name}: shunt_ohm = {shunt_ohm:g} is much for a shunt: did you mean {shunt_ohm / 1000:g}?"
+
+
 def rate_text(hz: float) -> str:
     """Hertz for people: whole, or with three digits where they are few."""
     return f"{hz:.0f}" if hz >= 100 else f"{hz:.3g}"
 
 
 def plan_text(plan: BusPlan, loads_w: Mapping[str, float]) -> str:
-    """The arithmetic of one bus. ``loads_w`` gives a line's or a device's expected power."""
+    """The arithmetic of one bus. ``loads_w`` gives a line's or a device's expected power: of these alone it is warned,
+    not of peaks that the source itself knows."""
     bus, o = plan.bus, plan.bus.options
     where = "simulated bus" if bus.number is None else f"/dev/i2c-{bus.number}"
     loads = line_loads_w(plan.budgets, loads_w or bus.loads_w)
@@ -222,6 +270,9 @@ def plan_text(plan: BusPlan, loads_w: Mapping[str, float]) -> str:
         if len(fed_by) > 1:
             rows.append(_uncertainty(f"{device}, {len(fed_by)} lines", fed_by, loads))
     rows += [f"  refused: {problem}" for problem in (*plan.problems, *plan.doubts)]
+    rows += [f"  fault: {fault}" for fault in load_faults(plan, loads)]
+    rows += [f"  warning: {warning}" for warning in (load_warnings(plan, loads) if loads_w else ())]
+    rows += [f"  question: {question}" for question in plan.questions]
     return "\n".join(map(_folded, rows)) + "\n"
 
 
@@ -244,6 +295,8 @@ def smbus_note(plan: BusPlan) -> str:
 def _uncertainty(name: str, budgets: Sequence[Budget], loads: Mapping[str, float]) -> str:
     """The sum of some lines: the errors of different chips and shunts are independent."""
     power_w = sum(loads[b.line] for b in budgets)
+    if any(loads[b.line] > b.clip_w for b in budgets):
+        return f"  {name:<22}  {power_w:9.1f}  clips: no uncertainty holds"
     u_w = COVERAGE_FACTOR * hypot(*(b.u_w(loads[b.line]) for b in budgets))
     share = f"{u_w / power_w:7.2%}" if power_w > 0 else "      -"
     return f"  {name:<22}  {power_w:9.1f}  {u_w / COVERAGE_FACTOR:5.3f}  {u_w:6.3f} {share}"
@@ -297,10 +350,12 @@ def ask_adapter(plan: BusPlan, open_bus: OpenBus = open_bus) -> BusPlan:
 
 def refuse(path: Path) -> None:
     """Raise `ConfigError` for a configuration that asks for more than any bus or its chips can do: which adapter it is
-    is found when the bus is opened."""
+    is found when the bus is opened. What looks like a mistake is logged."""
     for plan in plan_file(path, combined=True):
         for problem in plan.problems:
             raise ConfigError(f"{plan.bus.where}: {problem}; the arithmetic: powerd plan {path}")
+        for question in plan.questions:
+            _log.warning("%s: %s", plan.bus.where, question)
 
 
 def read_bus(table: Mapping[str, Any], where: str) -> Bus | None:
@@ -344,7 +399,7 @@ def _load(text: str) -> tuple[str, float]:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Raises `ConfigError` after printing when a bus or its chips cannot do what is asked of them."""
+    """Raises `ConfigError` after printing when a bus or its chips cannot do what is asked of them, or would clip."""
     adapter = None if arguments.adapter is None else arguments.adapter == "combined"
     plans = plan_here(arguments.file, combined=adapter)
     loads_w = dict(arguments.load)
@@ -360,6 +415,10 @@ def run(arguments: argparse.Namespace) -> None:
             raise ConfigError(f"{p.bus.where}: {problem}")
         for doubt in p.doubts:
             raise ConfigError(f"{p.bus.where}: {doubt} (if your adapter combines reads: --adapter combined)")
+        faults = load_faults(p, line_loads_w(p.budgets, loads_w or p.bus.loads_w))
+        if faults:
+            more = f" (and {len(faults) - 1} more lines)" if len(faults) > 1 else ""
+            raise ConfigError(f"{p.bus.where}: {faults[0]}{more}")
     load_config(arguments.file)
     if not plans:
         print(f"{arguments.file}: no source reads a bus of sensors (kinds ina and sim): nothing to plan")

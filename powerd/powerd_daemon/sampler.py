@@ -26,6 +26,7 @@ from powerd_core.serde import from_document, to_document
 from powerd_core.wire import Message, encode
 from powerd_daemon.clock import Deadlines, SystemClock
 from powerd_daemon.config import SourceConfig, make_source
+from powerd_daemon.sensor_watch import SensorWatch
 from powerd_daemon.sources.base import Source, Start, find_source
 
 OVERFLOW = "powerd did not take the sampler's readings in time"
@@ -159,6 +160,7 @@ class Sampling:
         self._block_ns = block_ns
         self._on_open = on_open
         self._source: Source | None = None
+        self._watch = SensorWatch(self._clock.now_ns())
         self._last_health: dict[str, object] = {}
         self._catches_up = False
         self._streams: tuple[Stream, ...] | None = None
@@ -191,6 +193,7 @@ class Sampling:
             raise
         self._source, self._streams, self._catches_up = source, streams, source.catches_up
         self._held_up, self._shift = set(), {}
+        self._watch.add(streams)
         for stream in streams:
             self._next.setdefault(stream.number, 0)
         self._on_open(streams, devices)
@@ -266,6 +269,7 @@ class Sampling:
             "reopened": self.reopened,
             "dropped_frames": self._outbox.dropped_frames,
             "error": self._cause if self._source is None else "",
+            "lines": self._watch.states(self._clock.now_ns()),
             "sensors": self._last_health if self._source is None else self._source.health(),
         }
 
@@ -344,6 +348,8 @@ class Sampling:
         self._put(Gap(number, self._start.epoch, self._next[number], begin_ns, max(end_ns, begin_ns), 1, -1, cause))
 
     def _put(self, event: Block | Gap) -> None:
+        if isinstance(event, Block):
+            self._watch.see(event)
         self._outbox.put(event)
         self._next[event.stream] = event.sequence + (event.span if isinstance(event, Gap) else 1)
         self._t_last_ns[event.stream] = event.t_last_ns

@@ -27,6 +27,7 @@ from powerd_daemon.clock import Clock
 from powerd_daemon.config import STREAMS_PER_SOURCE, Config, ServerConfig, SourceConfig
 from powerd_daemon.ring import Store
 from powerd_daemon.sampler import Resume, Spec, same_streams
+from powerd_daemon.sensor_watch import changes
 
 OUTBOX_BYTES = 16 << 20
 SLICE_BYTES = 1 << 16
@@ -213,9 +214,18 @@ class Sampler:
         elif message.subject == "notice":
             self._warn(f"says: {body.get('message')}")
         elif message.subject == "statistics":
+            self._tell_changes(body)
             self.statistics = body
         elif message.subject == "failed" and (body.get("final") or self.streams is None):
             self.fail(str(body.get("message")))
+
+    def _tell_changes(self, body: Mapping[str, object]) -> None:
+        """One line for each sensor that dies, sticks or clips, and for a source that is lost."""
+        for is_fault, text in changes(self.statistics.get("lines"), body.get("lines")):
+            _log.log(logging.WARNING if is_fault else logging.INFO, "%s%s", "" if is_fault else "powerd: ", text)
+        error, before = body.get("error"), self.statistics.get("error")
+        if error and not before:
+            _log.warning("source %r is lost: %s; it is tried again", self.config.name, error)
 
     def _describe(self, described: _Streams) -> None:
         numbers = [stream.number for stream in described.streams]

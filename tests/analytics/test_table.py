@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 from make_run import MS, LineSpec, PhaseSpec, S, Training, constant, make_run, training
 
-from powerd_analytics import phase_energies, phase_table, read_run
+from powerd_analytics import phase_energies, phase_table, read_run, signals
 from powerd_analytics.energy.devices import load_parts
 from powerd_analytics.export import to_markdown
 from powerd_analytics.figures import frame_of
 from powerd_analytics.layouts import run_tables
+from powerd_analytics.table import check_table
 from powerd_client.runfile import seal
 from powerd_core.errors import AnalysisError
 from powerd_core.model import Flag
@@ -235,7 +236,56 @@ def test_a_line_at_full_scale_is_named_wherever_it_counts(tmp_path):
     assert [r.is_lower_bound for r in rows] == [False, True, True, True]
     assert [r.u95_j is None for r in rows] == [False, True, True, True]
     assert table.phases[1].j_per_batch == pytest.approx(300)
-    assert table.phases[1].note.startswith("498 ms without readings; gpu0.a stood")
+    assert table.phases[1].note.startswith("498 ms saturated; gpu0.a stood")
+
+
+@pytest.mark.parametrize(
+    ("flag", "words"),
+    [(Flag.STALE, "stood still"), (Flag.IO_ERROR, "did not answer"), (Flag.SATURATED, "was saturated")],
+)
+def test_a_line_without_a_good_reading_says_what_it_did(tmp_path, flag, words):
+    """A counter of a virtual machine that never moves is no 0 J; a table of nothing else names the reason."""
+    t = np.arange(0, 10 * S + 1, 10 * MS, dtype=np.int64)
+    conversion = {"kind": "counter", "column": "energy_uj", "j_per_code": 1e-6, "bits": 64, "background_w": 0.0}
+    line = LineSpec(
+        "cpu0.package_0", device="cpu0", t_ns=t, flags=np.full(len(t), int(flag), np.uint16), conversion=conversion,
+        codes={"energy_uj": np.full(len(t), 123456789, np.uint64)},
+    )  # fmt: skip
+    run = read_run(make_run(tmp_path / "r.h5", [line], [PhaseSpec("run", S, 9 * S)], end_ns=10 * S))
+    table = phase_table(run)
+    (whole,) = table.runs
+    assert (whole.energy_j, whole.u95_j) == (None, None)
+    assert whole.note.startswith(f"not resolvable: cpu0.package_0 {words}")
+    (phase,) = table.phases
+    assert phase.j_per_batch is None
+    with pytest.raises(AnalysisError, match=f"there is no energy, cpu0.package_0 {words}"):
+        check_table(run.path, table)
+
+
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_sensors_that_failed_are_named_with_what_they_did(tmp_path, monkeypatch, in_memory):
+    """In slices of a long run too. One reading in a thousand that is lost is nothing to be told."""
+    if not in_memory:
+        monkeypatch.setattr(signals, "IN_MEMORY", 10)
+        monkeypatch.setattr(signals, "SLICE", 1000)
+    t = np.arange(0, 10 * S + 1, 2 * MS, dtype=np.int64)
+
+    def spec(name, flag, share):
+        flags = np.where(np.arange(len(t)) % 1000 < 1000 * share, int(flag), 0).astype(np.uint16)
+        return LineSpec(f"gpu0.{name}", lambda t: np.full(len(t), 50.0), t_ns=t, flags=flags)
+
+    lines = [spec("dead", Flag.IO_ERROR, 0.3), spec("stuck", Flag.STALE, 0.2), spec("fine", Flag.IO_ERROR, 0.001)]
+    run = read_run(make_run(tmp_path / "r.h5", lines, PHASES, end_ns=10 * S))
+    (whole,) = phase_table(run).runs
+    assert whole.faults == "stood still: gpu0.stuck; no answer: gpu0.dead"
+    assert whole.faults in whole.note
+    assert whole.missing_word == "without readings"
+
+
+def test_saturated_seconds_are_not_called_missing(tmp_path):
+    _, table = _clipped(tmp_path)
+    (whole,) = table.runs
+    assert (whole.missing_word, whole.faults) == ("saturated", "saturated: gpu0.a (use a smaller shunt)")
 
 
 def test_figures_per_joule_of_a_clipped_group_are_upper_bounds(tmp_path):

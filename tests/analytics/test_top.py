@@ -7,6 +7,7 @@ import os
 import pty
 import re
 import select
+import shutil
 import signal
 import struct
 import subprocess
@@ -14,6 +15,7 @@ import sys
 import termios
 import time
 from contextlib import closing
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -22,13 +24,17 @@ from make_run import LineSpec, PhaseSpec, S, constant, make_run
 from rich.console import Console
 
 from powerd_analytics import phase_table, read_run
+from powerd_analytics import top as module
 from powerd_analytics.results import joules_text
-from powerd_analytics.top import ClosedRun, Screen, document, one_line
+from powerd_analytics.top import ClosedRun, Screen, document, one_line, top
 from powerd_client.hostclock import now_ns
 from powerd_client.live import Listener, RunPhases
 from powerd_client.live_energy import Energy
 from powerd_client.marks import MarkWriter
-from powerd_core.wire import encode
+from powerd_core.errors import ConfigError
+from powerd_core.model import Flag
+from powerd_core.serde import to_document
+from powerd_core.wire import Message, encode
 from support.fake_daemon import PERIOD_NS, FakeDaemon
 
 EPOCH = 5
@@ -39,6 +45,16 @@ DEADLINE_S = 60
 def daemon():
     context = zmq.Context()
     made = FakeDaemon(context)
+    yield made
+    made.close()
+    context.destroy(linger=0)
+
+
+@pytest.fixture
+def other():
+    """A second powerd, whose devices have the same names."""
+    context = zmq.Context()
+    made = FakeDaemon(context, epoch=77)
     yield made
     made.close()
     context.destroy(linger=0)
@@ -73,6 +89,16 @@ def printed(screen, width, height=40):
     console = Console(width=width, height=height, file=io.StringIO())
     console.print(screen)
     return console.file.getvalue()
+
+
+def describe(journal, daemon, epoch=None, url=None):
+    """The beginning of a journal: the run records a powerd."""
+    epoch = daemon.epoch if epoch is None else epoch
+    messages = (
+        Message("description", to_document(replace(daemon.description, epoch=epoch)), epoch),
+        *([Message("epoch", {"url": url, "state": "live"}, epoch)] if url else []),
+    )
+    (journal / "journal.bin").write_bytes(b"".join(map(encode, messages)))
 
 
 def test_it_listens_as_any_reader_does(daemon):
@@ -151,6 +177,7 @@ def test_phases_get_the_joules_of_their_time_since_the_run_began(daemon, journal
 def test_lock_step_of_readings_and_phases_is_told_while_it_happens(daemon, journal, repeats_in, is_told):
     """Phases again and again in so many distances of readings."""
     writer, begin = MarkWriter(journal), now_ns()
+    describe(journal, daemon)
     kind, length = writer.kind("forward", {}, "host"), round(repeats_in * PERIOD_NS)
     for i in range(60):
         writer.mark_at(kind, begin + i * length)
@@ -170,6 +197,77 @@ def test_lock_step_of_readings_and_phases_is_told_while_it_happens(daemon, journ
         assert document(listener, run)["run"]["in_step"] == (["gpu0.rail_0", "gpu0.rail_1"] if is_told else [])
         text = " ".join(printed(Screen(listener, run), 80).split())
         assert ("gpu0.rail_0, gpu0.rail_1 in lock step with the phases: another batch size" in text) == is_told
+    writer.close()
+
+
+def told(capsys, monkeypatch, daemon, journal, **options):
+    """What `joules top URL --once --format json` prints, where the run of ``journal`` is the newest one here."""
+    daemon.add_block([50_000] * 10)
+    monkeypatch.setattr(module, "runs_here", lambda: [journal.with_name("run.h5")] if journal.exists() else [])
+    monkeypatch.setattr(module, "_LINE_S", 0.02)
+    top([daemon.url], once=True, as_json=True, **options)
+    return json.loads(capsys.readouterr().out)
+
+
+def test_the_newest_run_of_this_machine_is_shown_where_it_records_the_powerd(daemon, journal, capsys, monkeypatch):
+    """By the epoch; by the address where powerd was started anew since; else there is none, and that is said."""
+    describe(journal, daemon)
+    assert told(capsys, monkeypatch, daemon, journal)["run"]["path"] == str(journal.with_name("run.h5"))
+    describe(journal, daemon, daemon.epoch + 1, daemon.url)
+    assert told(capsys, monkeypatch, daemon, journal)["run"] is not None
+    describe(journal, daemon, daemon.epoch + 1, "tcp://127.0.0.1:1")  # gpu0 of another powerd
+    other = told(capsys, monkeypatch, daemon, journal)
+    assert other["run"] is None
+    assert other["no_run"] == f"no run is recorded from {daemon.url}; 1 from other powerds are not shown"
+    with pytest.raises(ConfigError, match=r"run.h5 is not recorded from \S+ but from tcp://127.0.0.1:1$"):
+        top([daemon.url], journal.with_name("run.h5"), once=True)
+    shutil.rmtree(journal)
+    assert told(capsys, monkeypatch, daemon, journal)["no_run"] == "no run is recorded on this machine"
+
+
+def test_a_run_that_is_over_is_not_shown(daemon, journal, capsys, monkeypatch):
+    """It may end between the look at this machine's runs and the line that is printed."""
+    describe(journal, daemon)
+    monkeypatch.setattr(module.RecordingEnergies, "look", lambda self: shutil.rmtree(journal))
+    ended = told(capsys, monkeypatch, daemon, journal)
+    assert not journal.exists()
+    assert (ended["run"], ended["no_run"]) == (None, "run.h5 has just ended")
+
+
+def test_a_sensor_that_fails_is_named(daemon, journal):
+    """In the head, in its row, and in JSON."""
+    with listening(daemon) as listener:
+        block = daemon.add_block([50_000] * 10)
+        flags_at = 10 * (8 + 4 * 2)  # behind the times of 10 scans of 2 lines
+        payload = bytearray(block.payload)
+        for scan in range(10):
+            payload[flags_at + 4 * scan + 2] = int(Flag.SATURATED)  # of the second line
+        daemon.ring[-1] = encode(replace(block, payload=bytes(payload)))
+        listen(listener, lambda: listener.lines()[1].faults)
+        assert "10 readings flagged (saturated: gpu0.rail_1 (use a smaller shunt))" in one_line(listener)
+        assert re.search(r"gpu0.rail_1 .*simulated, saturated", printed(Screen(listener), 100))
+        assert document(listener)["powerds"][0]["lines"][1]["faults"] == {"saturated": 10}
+
+
+def test_of_two_powerds_the_one_that_is_not_recorded_gets_no_figures_of_the_run(daemon, other, journal):
+    """Both have a gpu0: the mean of the last minute, and the joules of phases, are those of the run's."""
+    writer = MarkWriter(journal)
+    writer.mark(writer.kind("forward", {}, "host"))
+    describe(journal, daemon)
+    with closing(Listener([other.url, daemon.url])) as listener:
+        run, ends = RunPhases(journal.with_name("run.h5")), [daemon.now_ns()]
+        assert listener.follow(run)
+
+        def more():
+            ends.append(max(daemon.now_ns(), ends[-1]) + 10 * PERIOD_NS)
+            other.add_block([500_000] * 10, ends[-1] - 10 * PERIOD_NS)
+            return daemon.add_block([50_000] * 10, ends[-1] - 10 * PERIOD_NS)
+
+        listen(listener, lambda: more() and run.seconds.get("forward", 0.0) > 0.01)
+        assert run.energies["gpu0", "simulated"]["forward"] / run.seconds["forward"] == pytest.approx(100, rel=0.2)
+        minute = [Energy("", 6000.0, 60.0, 60.0, device="gpu0", provenance="simulated")]
+        assert [d.is_recorded for d in listener.devices()] == [False, True]
+        assert one_line(listener, run, minute).count("100.0 ± 1.0 W over 60 s") == 1
     writer.close()
 
 
@@ -216,6 +314,7 @@ class Terminal:
 def test_keys_on_a_terminal(daemon, journal):
     writer = MarkWriter(journal)
     writer.mark(writer.kind("forward", {}, "host"))
+    describe(journal, daemon)
     daemon.add_block([50_000] * 10)
     terminal = Terminal(daemon.url, "--run", str(journal.with_name("run.h5")))
     terminal.await_text(r"(?s)no scan lost.*forward.*gpu0\.rail_1.*q quits")

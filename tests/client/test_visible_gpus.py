@@ -9,7 +9,7 @@ import zmq
 from hypothesis import given
 from hypothesis import strategies as st
 
-from powerd_client import visible_gpus
+from powerd_client import local_powerd, visible_gpus
 from powerd_client.link import BoardLink
 from powerd_client.local_powerd import LocalDaemon, local_sources
 from powerd_client.visible_gpus import devices_here, each_once, usable_gpus
@@ -137,7 +137,35 @@ class FakeNvml:
         raise self.NVMLError
 
 
-def test_everything_that_this_machine_has_is_recorded(monkeypatch, powercap, tmp_path):
+@pytest.fixture
+def counting(monkeypatch, powercap):
+    """RAPL's first counter moves whenever somebody waits."""
+
+    def wait(_seconds):
+        energy = powercap / "intel-rapl:0" / "energy_uj"
+        energy.write_text(f"{int(energy.read_text()) + 400}\n")
+
+    monkeypatch.setattr(local_powerd.time, "sleep", wait)
+
+
+def test_where_counters_stand_still_the_processor_is_modelled(monkeypatch, powercap):
+    """As in a virtual machine; beside a GPU too."""
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(1))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    sources, notes = local_sources(7, powercap)
+    assert [source["kind"] for source in sources] == ["nvml", "cpu-model"]
+    assert notes == ["RAPL's counters stand still here (a virtual machine?): the processor's power is modelled"]
+
+
+def test_a_counter_that_no_kernel_can_read_stands_beside_one_that_counts(monkeypatch, powercap, counting):
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(0))
+    dram = powercap / "intel-rapl:0:0" / "energy_uj"
+    dram.unlink()
+    dram.mkdir()  # EISDIR, for root too
+    assert [source["kind"] for source in local_sources(7, powercap)[0]] == ["rapl"]
+
+
+def test_everything_that_this_machine_has_is_recorded(monkeypatch, powercap, counting):
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(2))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     sources, notes = local_sources(7, powercap)
@@ -159,7 +187,8 @@ def test_everything_that_this_machine_has_is_recorded(monkeypatch, powercap, tmp
 
 def test_processors_and_memory_are_recorded_beside_a_gpu_that_fails(monkeypatch, powercap, tmp_path):
     """The driver fails in powerd, and the run goes on with the other source and says so."""
-    sources = [{"kind": "nvml", "name": "nvml", "optional": True}, *local_sources(None, powercap)[0][-1:]]
+    sources = [{"kind": kind, "name": kind, "optional": True} for kind in ("nvml", "rapl")]
+    sources[1]["root"] = str(powercap)
     daemon = LocalDaemon(sources, tmp_path / "powerd.log")
     context = zmq.Context()
     link = BoardLink(context, daemon.url, client="test")

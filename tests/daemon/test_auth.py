@@ -108,6 +108,13 @@ def test_who_is_allowed_is_served_on_all_sockets(house: House, powerd: Running) 
     assert powerd.daemon.description.access == "keys"
 
 
+def test_stats_name_clients_by_their_keys(house: House, powerd: Running) -> None:
+    with dealer(powerd.daemon.data, Credentials(house.pairs["read"], house.server.public)) as made:
+        answer(made, REQUESTS["data"])
+        stats = ask(powerd.daemon.listen, "stats", keys=str(house.keys.path)).body
+        assert [client["name"] for client in stats["clients"]] == ["read"]
+
+
 def test_an_answer_knows_who_asks_and_the_role_that_it_has_now(house: House, powerd: Running) -> None:
     def tell(question: Message, caller: AllowedClient | None) -> bytes:
         return encode(Message("who", {"who": [caller.name, caller.role] if caller else None}))

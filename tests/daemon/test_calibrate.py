@@ -6,6 +6,7 @@ from argparse import Namespace
 from dataclasses import replace
 from math import hypot, sqrt
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from powerd_core.calibration import Calibration, CalibrationFile, Point, SensorCalibration
 from powerd_core.errors import ConfigError, SensorError
 from powerd_daemon.calibrate import Readings, calibrate_lines, judge, read_lines
+from powerd_daemon.daemon import calibrations
 from powerd_daemon.sources.base import Start
 from powerd_daemon.sources.ina.sensor_accuracy import (
     Sensor,
@@ -130,6 +132,30 @@ def test_readings_that_will_not_do(current_a: list[float], counts: dict[str, int
     judge("a", Readings([1.0, 1.0002] * 200, [12.0] * 400), 0.0002)
     with pytest.raises(SensorError, match=name):
         judge("a", Readings(current_a, [12.0] * len(current_a), **counts), 0.0002)
+
+
+def test_a_zero_that_has_moved_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By more than both uncertainties explain: at once, and by every powerd that loads the file."""
+    out, clock, file = tmp_path / "cal.toml", VirtualClock(), configuration(tmp_path / "z.toml", 0)
+    calibrate_lines(arguments(file, out, zero=True), clock)
+    calibrate_lines(arguments(file, out, zero=True), clock)
+    assert "the zero has moved" not in capsys.readouterr().out
+    assert not any(record.is_drifted for record in load_calibration(out).sensor)
+    # What was found the first time, as if the sensor had been 10 mA lower then.
+    first = load_calibration(out)
+    moved = [replace(r, zero=replace(r.zero, mean_a=r.zero.mean_a - 0.01)) for r in first.sensor[:1] if r.zero]
+    save_calibration(out, first.with_sensor(moved[0]))
+    calibrate_lines(arguments(file, out, zero=True), clock)
+    told = capsys.readouterr().out
+    assert f"{moved[0].line}: the zero has moved by +10.0" in told
+    assert told.count("the zero has moved") == 1
+    drifted = [r for r in load_calibration(out).sensor if r.is_drifted]
+    assert [r.line for r in drifted] == [moved[0].line]
+    (stream,), _ = SimSource(SimOptions(calibration=str(out)), Start("sim", 1, 0, clock)).open()
+    zeros: Any = calibrations(stream)["calibration"]
+    assert {name: zero["zero_drifted"] for name, zero in zeros.items()} == {
+        r.line.partition(".")[2]: r == drifted[0] for r in load_calibration(out).sensor
+    }
 
 
 def configuration(path: Path, power_w: float) -> Path:

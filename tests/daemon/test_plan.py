@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import nullcontext
 from dataclasses import replace
 from math import hypot, sqrt
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from powerd_daemon.cli import main
 from powerd_daemon.diagnostics import FAIL, OK, WARN, check_plans
-from powerd_daemon.plan import Bus, BusPlan, ask_adapter, plan_bus, plan_file, plan_text, read_bus
+from powerd_daemon.plan import Bus, BusPlan, ask_adapter, plan_bus, plan_file, plan_text, read_bus, refuse
 from powerd_daemon.sources.base import Start
 from powerd_daemon.sources.ina.bus import FUNC_I2C, FUNC_WORDS
 from powerd_daemon.sources.ina.sensor_accuracy import Sensor, make_bank
@@ -117,6 +118,86 @@ def test_the_commands_print_and_refuse(tmp_path: Path, capsys: pytest.CaptureFix
     assert "which allows 105 Hz" in capsys.readouterr().out.replace("\n      ", " ")
     found = [next(check_plans(file, plan_file(file))) for file in (fast, good)]
     assert [(f.verdict, "105 Hz" in f.what) for f in found] == [(FAIL, True), (OK, False)]
+
+
+CARD = '[[source]]\nkind = "ina"\nbus = 99\nrate_hz = 100\nsensors = [{sensors}]\n'
+
+
+def card(path: Path, shunt_ohm: float, count: int = 8, **more: object) -> str:
+    """A configuration of lines with these shunts."""
+    rows = ({"name": f"l{i}", "address": 0x40 + i, "shunt_ohm": shunt_ohm, **more} for i in range(count))
+    tables = (", ".join(f"{k} = {json.dumps(v)}" for k, v in row.items()) for row in rows)
+    path.write_text(CARD.format(sensors=", ".join(f"{{ {table} }}" for table in tables)))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("shunt_ohm", "load_w", "status", "is_warned"),
+    [(0.05, 300, 0, False), (0.1, 150, 0, False), (0.1, 155, 0, True), (0.1, 300, 0, True), (0.1, 320, 2, False)],
+)
+def test_a_load_above_the_clip_is_a_fault_and_near_it_a_warning(
+    shunt_ohm: float, load_w: float, status: int, is_warned: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Eight lines of 12 V that clip at 38.4 W with 0.1 ohm."""
+    assert main(["plan", card(tmp_path / "card.toml", shunt_ohm), "--load", f"gpu0={load_w}"]) == status
+    out, err = capsys.readouterr()
+    assert ("leaves little room below 38.4 W" in out) == is_warned
+    assert ("fault: gpu0.l0: 40.0 W is above 38.4 W, where it clips" in out) == (status == 2)
+    assert (
+        "gpu0.l0: 40.0 W is above 38.4 W, where it clips: use a smaller shunt, of at most 0.048 ohm (and 7 more lines)"
+        in err
+    ) == (status == 2)
+    # An uncertainty is stated where the readings are good, alone.
+    (row,) = (row for row in out.splitlines() if row.strip().startswith("gpu0, 8 lines"))
+    assert ("no uncertainty holds" in row) == (status == 2)
+
+
+def test_the_shunt_that_a_warning_names_is_not_warned_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", card(tmp_path / "card.toml", 0.048), "--load", "gpu0=320"]) == 0
+    assert "little room" not in capsys.readouterr().out
+
+
+def test_a_simulated_card_that_clips_fails_its_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its load is known; `powerd run` does not refuse to simulate it."""
+    file = tmp_path / "sim.toml"
+    for peak_w, status in ((250, 0), (800, 1)):
+        file.write_text(f'[[source]]\nkind = "sim"\npeak_w = {peak_w}\n')
+        assert main(["check", str(file), "--file-only"]) == status
+        assert ("where it clips" in capsys.readouterr().out) == (status == 1)
+    refuse(file)
+
+
+@pytest.mark.parametrize("kind", ["ina", "sim", "node"])
+def test_a_shunt_in_milliohms_is_asked_about(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "shunt.toml"
+    for shunt_ohm in (50, 1.0):
+        of = f'{{ name = "a", address = 0x40, shunt_ohm = {shunt_ohm:g} }}'
+        where = {"ina": "bus = 99\nrate_hz = 100", "sim": "", "node": 'port = "/dev/ttyACM0"'}[kind]
+        file.write_text(f'[[source]]\nkind = "{kind}"\n{where}\nsensors = [{of}]\n')
+        is_asked = shunt_ohm > 1
+        main(["check", str(file), "--file-only"])
+        out = " ".join(capsys.readouterr().out.split())
+        assert ("shunt_ohm = 50 is much for a shunt: did you mean 0.05?" in out) == is_asked
+        main(["plan", str(file), "--load", "gpu0=0.01"] if kind != "node" else ["plan", str(file)])
+        assert ("question: gpu0.a: shunt_ohm = 50" in capsys.readouterr().out) == (is_asked and kind != "node")
+
+
+def test_powerd_that_starts_with_such_a_shunt_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    card(tmp_path / "card.toml", 50, count=1)
+    refuse(tmp_path / "card.toml")
+    assert "did you mean 0.05?" in caplog.text
+
+
+@pytest.mark.parametrize(("address", "hint"), [(40, "0x40"), (45, "0x45"), (64, ""), (50, ""), (-40, "")])
+def test_an_address_that_was_meant_in_hexadecimal(
+    address: int, hint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """INA219 are at 0x40 to 0x4f, which are 64 to 79."""
+    file = card(tmp_path / "card.toml", 0.05, count=1, address=address)
+    assert main(["check", file, "--file-only"]) == (0 if address == 64 else 2)
+    err = capsys.readouterr().err
+    assert err.count("\n") == (address != 64)
+    assert (f"did you mean {hint}?" in err) if hint else ("did you mean" not in err)
 
 
 class Adapter:

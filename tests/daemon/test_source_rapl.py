@@ -216,9 +216,51 @@ class TestReadings:
         assert good[2] < good[1]
         assert unwrap_counter(np.array(good, np.uint64), 64)[1].tolist() == [False, True], why
 
+    def test_a_counter_that_stands_still_counts_nothing(self, tmp_path):
+        """As in a virtual machine. It is no 0 J, and what it did before it moves is unknown."""
+        root = tree(tmp_path, LAPTOP)
+        o = opened(root)
+        made = o.run(100)
+        assert set(o.readings(made, "cpu0.package_0")["flags"]) == {Flag.STALE}
+        assert set(o.readings(made, "cpu0.core_0")["flags"]) == {Flag.STALE}
+        assert "cpu0.package_0" in o.source.health()["standing"]
+        for step in (1, 2):
+            count(root, "intel-rapl:0", 1000 + step * 400_000)
+            o.clock.t_ns += 10_000_000
+            made += o.run(1)
+        r = o.readings(made, "cpu0.package_0")
+        assert r["flags"][-2:] == [Flag.RESET, 0]
+        assert unwrap_counter(np.array([r["energy_uj"][0], r["energy_uj"][-1]], np.uint64), 64)[1].tolist() == [True]
+        assert o.readings(made, "cpu0.core_0")["flags"][-1] == 0, "a part may take no energy"
+        made = o.run(100)
+        later = o.readings(made, "cpu0.package_0")["flags"]
+        assert later[:40] == [0] * 40
+        assert later[60:] == [Flag.STALE] * 40, "a package cannot take nothing for a second"
+
+    def test_memory_that_stands_or_cannot_be_read_is_left_out_and_named(self, tmp_path):
+        root = tree(tmp_path, SERVER)
+        clock = CountingClock(root, 1_000_000, {"intel-rapl:0": (5, 40.0), "intel-rapl:1": (70_000_000, 20.0)})
+        count(root, "intel-rapl:1:0", "nothing")
+        o = opened(root, clock=clock)
+        (device,) = o.devices
+        assert device.feeds == ("cpu0.package_0", "cpu0.package_1")
+        assert (
+            "without cpu0.dram_1, which cannot be read; without cpu0.dram_0, which stands still" in device.description
+        )
+        flags = {name: set(o.readings(o.run(30), name)["flags"]) for name in ("cpu0.package_0", "cpu0.dram_0")}
+        assert flags == {"cpu0.package_0": {0}, "cpu0.dram_0": {Flag.STALE}}
+
+    def test_a_package_that_stands_beside_another_stays_in_the_device(self, tmp_path):
+        """Without it the device's joules would be too few, and nobody would see it."""
+        root = tree(tmp_path, {"intel-rapl:0": "package-0", "intel-rapl:1": "package-1"})
+        o = opened(root, clock=CountingClock(root, 1_000_000, {"intel-rapl:0": (5, 40.0)}))
+        assert o.devices[0].feeds == ("cpu0.package_0", "cpu0.package_1")
+        assert set(o.readings(o.run(30), "cpu0.package_1")["flags"]) == {Flag.STALE}
+
     def test_a_read_that_fails_is_flagged_and_costs_no_energy(self, tmp_path):
         root = tree(tmp_path, LAPTOP)
         o = opened(root)
+        count(root, "intel-rapl:0", 2000)
         made = o.run(1)
         o.clock.t_ns += 10_000_000
         count(root, "intel-rapl:0", "")
@@ -229,7 +271,7 @@ class TestReadings:
         r = o.readings(made, "cpu0.package_0")
         assert r["flags"] == [0, Flag.IO_ERROR, 0]
         assert sum(o.source.health()["failed_reads"].values()) == 1
-        assert r["energy_uj"][2] - r["energy_uj"][0] == 2000
+        assert r["energy_uj"][2] - r["energy_uj"][0] == 1000
         assert o.readings(made, "cpu0.core_0")["flags"] == [0, 0, 0]
 
 

@@ -113,6 +113,22 @@ def test_one_that_talks_is_left_alone(bench):
     assert bench.processes[0].killed == 0
 
 
+def test_a_sensor_that_fails_is_one_line_in_the_log(bench):
+    """And one when it is read again; a source that is lost is another."""
+    bench.hear("streams", STREAMS)
+    states = [{}, {"gpu0.a": {"state": "no answer"}}, {"gpu0.a": {"state": "no answer"}}, {"gpu0.a": {"state": "good"}}]
+    for lines in states:
+        bench.hear("statistics", {"lines": lines, "error": ""})
+    for _ in range(2):
+        bench.hear("statistics", {"lines": {}, "error": "the meter is gone"})
+    rows = bench.said.getvalue().splitlines()
+    assert [row for row in rows if "gpu0.a" in row] == [
+        "powerd: gpu0.a: no answer",
+        "powerd: gpu0.a: good readings again",
+    ]
+    assert len([row for row in rows if "is lost: the meter is gone; it is tried again" in row]) == 1
+
+
 def test_what_was_sent_while_powerd_itself_was_suspended_is_waited_for(bench):
     bench.hear("streams", STREAMS)
     bench.clock.t_ns += round((SILENT_S + 5) * SECOND)

@@ -124,6 +124,52 @@ min = 1
     assert capped["verdict"] == default["verdict"] is None or capped["verdict"] == "honoured, binding"
 
 
+BURN = """
+import sys
+from powerd_daemon.sources.sim.gpu_socket import SimGpu
+gpu = SimGpu.here()
+print("on it", flush=True)
+while True:
+    gpu.run(0.0, 0.05, 0.02, 100.0)
+"""
+BESIDE = """
+import subprocess, sys
+burn = subprocess.Popen([sys.executable, sys.argv[1]], stdout=subprocess.PIPE)
+burn.stdout.readline()
+status = subprocess.run(sys.argv[2:]).returncode
+burn.kill()
+burn.wait()
+sys.exit(status)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_beside", [True, False])
+def test_a_second_program_on_the_gpu_is_noticed(tmp_path, monkeypatch, capsys, is_beside):
+    """By the table of a run, and by a campaign, which gives the run up. The training and its worker are its own."""
+    monkeypatch.chdir(tmp_path)
+    for name, text in (("burn", BURN), ("beside", BESIDE)):
+        (tmp_path / f"{name}.py").write_text(text)
+    training = [sys.executable, f"{ROOT}/examples/sim_training.py", "--iterations", "6"]
+    file = tmp_path / "one.toml"
+    command = json.dumps([*training, "--batch", "{batch_size}"])
+    guard = "[repeats]\nmin = 1\n[guard]\nretries = 0\n"
+    file.write_text(f'[campaign]\nname = "one"\ncommand = {command}\n[factors]\nbatch_size = [128]\n{guard}')
+    script = tmp_path / "all.sh"
+    script.write_text(f"""
+{" ".join(JOULES)} record -o {tmp_path}/run.h5 -- {" ".join(training)}
+{" ".join(JOULES)} campaign run {file}
+true
+""")
+    sim = [sys.executable, "-P", "-m", "powerd_daemon", "sim-gpu", "--"]
+    around = [sys.executable, tmp_path / "beside.py", tmp_path / "burn.py"] if is_beside else []
+    subprocess.run([*sim, *around, "sh", script], check=True, cwd=tmp_path, timeout=DEADLINE_S)
+    _, text, _ = joules(capsys, "tables", tmp_path / "run.h5")
+    assert ("another program was on gpu0 for" in text) == is_beside
+    _, text, _ = joules(capsys, "campaign", "status", file)
+    assert ("discarded, shared: 1" in text) == is_beside
+
+
 SWEPT = """
 import pathlib, sys, time
 from powerd_client import Meter

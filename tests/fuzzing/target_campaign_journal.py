@@ -75,7 +75,13 @@ def _good() -> tuple[str, ...]:
         design = begin(design, simulated, journal)
         Runner(design, Blocks(design), Simulated(design, simulated.card), journal).run()
         cell = design.cells()[0]
-        journal.write("discarded", item=f"{cell.id}-7", reason=Discard("failed").reason, text="status 1", file=f"runs/{cell.id}-7-1.h5")
+        journal.write(
+            "discarded",
+            item=f"{cell.id}-7",
+            reason=Discard("failed").reason,
+            text="status 1",
+            file=f"runs/{cell.id}-7-1.h5",
+        )
         journal.write("given-up", item=f"{cell.id}-7")
         journal.write("left", cell=cell.id, reason="failed", text="status 1")
         return tuple((Path(name) / NAME).read_text().splitlines())

@@ -36,7 +36,7 @@ MODEL = "model"
 GPUS = "gpus"
 """The factor that says how many GPUs the command sees."""
 Order = Literal["randomised-blocks", "as-written", "abba"]
-DISCARDS = ("thermal", "overridden", "clock-missed", "lease-lost")
+DISCARDS = ("thermal", "overridden", "clock-missed", "lease-lost", "shared")
 """Reasons for which a run is measured again."""
 _OF_A_RUN = ("seed", "block")
 _MOST_CELLS = 100_000

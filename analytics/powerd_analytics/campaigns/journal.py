@@ -43,6 +43,8 @@ class Result:
     """That the training went through, as its marks say."""
     verdict: str = ""
     note: str = ""
+    shared: str = ""
+    """Other programs that the driver listed on its devices."""
     provenance: str = "measured"
     device: str = ""
     is_lower_bound: bool = False
@@ -207,7 +209,7 @@ DAMAGED = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, 
 _KEY = re.compile(r"[0-9a-f]{10}-\d{1,9}")
 _NUMBERS = ("energy_j", "time_s", "u_statistical_j", "u_systematic_j", "samples", "iterations", "operations",
             "operations_executed", "file_bytes")  # fmt: skip
-_TEXTS = ("contradiction", "verdict", "note", "provenance", "device", "file")
+_TEXTS = ("contradiction", "verdict", "note", "shared", "provenance", "device", "file")
 _MAPPINGS = ("accuracy", "phases", "phases_u", "unresolved", "kernels", "testbed")
 
 

@@ -69,6 +69,7 @@ def result_of(file: Path, design: Design, asked: Levels) -> Result:
     were ``asked``. Raises `RunFileError`, and `AnalysisError` for a run without joules."""
     from powerd_analytics.breakdown import is_part
     from powerd_analytics.figures import frame_of
+    from powerd_analytics.runs.other_programs import note_of, other_programs
     from powerd_analytics.runs.run import read_run
     from powerd_analytics.table import phase_table
 
@@ -92,6 +93,11 @@ def result_of(file: Path, design: Design, asked: Levels) -> Result:
         contradiction=contradiction(asked, trained, _parts_of_a_batch(run, table, asked)),
         verdict=verdict,
         note=f"lease lost: {lost.values.get('why')}" if lost is not None else why,
+        shared="; ".join(
+            note_of(device, text)
+            for device in devices
+            if (text := other_programs(run, device, run.begin_ns, run.end_ns))
+        ),
         provenance=str(rows[0]["provenance"]),
         device=",".join(devices),
         is_lower_bound=any(bool(row["is_lower_bound"]) for row in rows),
@@ -244,6 +250,8 @@ def spoiled(result: Result, file: Path, reasons: Iterable[str]) -> Discard | Non
         return Discard(CONTRADICTED, result.contradiction)
     if result.note.startswith("lease lost") and "lease-lost" in reasons:
         return Discard("lease-lost", result.note)
+    if result.shared and "shared" in reasons:
+        return Discard("shared", result.shared)
     reason = _REASON.get(Verdict(result.verdict)) if result.verdict else None
     return Discard(reason, result.note) if reason in tuple(reasons) and reason is not None else None
 
@@ -295,6 +303,7 @@ def run_notes(design: Design, history: History) -> list[str]:
         f"{_named(design, key)}: it had no iteration, and others had, so it does not count"
         for key, record in history.records.items() if record.result is not None and key not in counted
     ]  # fmt: skip
+    missing += [f"{_named(design, key)}: {result.shared}" for key, result in counted.items() if result.shared]
     notes += missing[:_MOST_NOTES] + [f"and {len(missing) - _MOST_NOTES} more runs" for _ in missing[_MOST_NOTES:][:1]]
     notes += ["given-up runs are made again by `joules campaign resume --retry`"] if history.given_up() else []
     return notes + history.changes
@@ -323,6 +332,7 @@ def results_frame(design: Design, runs: Sequence[Measured]) -> Frame:
             "time_s": m.result.time_s, "u_statistical_j": m.result.u_statistical_j,
             "u_systematic_j": m.result.u_systematic_j, "iterations": 1, "s_per_batch": m.result.time_s,
             "verdict": m.result.verdict or None, "note": m.result.note, "is_lower_bound": m.result.is_lower_bound,
+            "shared": m.result.shared or None,
             "campaign": design.name, "cell": m.item.cell.id, "block": m.item.block, "runs": 1, **factors, **others,
         })  # fmt: skip
     return worked_out(frame_from(records))

@@ -124,6 +124,7 @@ def _lines(run: Run, signals: list[Signal], described: RunDevice, wholes: Sequen
                 "power_w": None if own.energy_j is None else own.energy_j / time_s,
                 "good_readings": good_readings_of(s),
                 "bad_readings": s.bad,
+                "faults": {str(fault): count for fault, count in s.faults.items()},
                 "has_readings": has_readings,
                 "is_feed": is_feed,
                 "sensor": sensor(s) if has_readings else "",
@@ -217,7 +218,8 @@ def _describe_lines(device: Document, run: str) -> Iterator[str]:
     total = device["lines_j"]
     for line in device["lines"]:
         text = f"  {line['line']} ({line['provenance']}, {line['source']}): "
-        count = f"{line['good_readings']} good readings, {line['bad_readings']} bad"
+        why = ", ".join(f"{fault} {n}" for fault, n in line["faults"].items())
+        count = f"{line['good_readings']} good readings, {line['bad_readings']} bad{f' ({why})' if why else ''}"
         if not line["has_readings"]:
             yield f"{text}no energy, {count}"
             continue

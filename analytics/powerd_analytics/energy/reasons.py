@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ from powerd_analytics.runs.phases import moments_of, pieces
 from powerd_analytics.signals import parts_between
 from powerd_analytics.text import seconds
 from powerd_client.signal import Signal
+from powerd_core.model import Fault, faults_text
 
 if TYPE_CHECKING:
     from powerd_analytics.energy.devices import Part, PhaseColumns, Seen
@@ -28,6 +30,9 @@ and of how many readings."""
 _TIMES = {1: "always at the same moment", 2: "at the same 2 moments", 3: "at the same 3 moments"}
 ENOUGH = 20
 """Readings that phases should have had by their time, from which on having none is no chance."""
+WITHOUT_READINGS, CLIPPED_OR_WITHOUT = "without readings", "saturated or without readings"
+_MOSTLY_ONE = 0.9
+"""Of the seconds without good readings: nearly all are of one kind."""
 MOSTLY = 0.5
 """A phase of which more than this share has no readings gives no number."""
 
@@ -73,12 +78,21 @@ def moments_seen(t_ns: NDArray[np.int64], begin_ns: NDArray[np.int64]) -> int:
     return next((n for n in _TIMES if abs(np.mean(np.exp(2j * np.pi * n * places))) > IN_STEP), 0)
 
 
+def sensor_faults(signals: Iterable[Signal]) -> str:
+    """Which sensors have saturated, stand still or do not answer, by the share of readings that they lost; empty where
+    none has."""
+    shares = {s.line.name: {fault: count / max(s.line.count, 1) for fault, count in s.faults.items()} for s in signals}
+    return faults_text(shares)
+
+
 def no_energy(part: Part, mostly_missing: float, missing_s: float, duration_s: float) -> str:
     """The same of phases together, of which a share is mostly without readings."""
     if not part.signals:
         return "not resolvable: no line feeds this device"
     if mostly_missing > 0.5:
-        return f"not resolvable: no readings in {seconds(missing_s)} of {seconds(duration_s)}"
+        why = sensor_faults(part.signals)
+        what = f"no good readings ({why})" if why else "no readings"
+        return f"not resolvable: {what} in {seconds(missing_s)} of {seconds(duration_s)}"
     slowest = max(part.signals, key=lambda s: s.guard_ns * 2 + 2 * s.spacing_ns)
     return f"not resolvable: phases too short, {sensor(slowest)}: {REMEDY}"
 
@@ -105,6 +119,8 @@ class Clip:
 
     high: tuple[str, ...]
     low: tuple[str, ...]
+    seconds: float = 0.0
+    """For how long, of the line that did so longest."""
 
     def __bool__(self) -> bool:
         return bool(self.high or self.low)
@@ -118,6 +134,13 @@ class Clip:
         sides = ((self.high, "stood at full scale"), (self.low, "clipped at negative full scale"))
         return " and ".join(f"{', '.join(names)} {what}" for names, what in sides if names)
 
+    def missing_word(self, missing_s: float) -> str:
+        """What so many seconds without good readings are called: saturated as far as sensors answered, and stood at
+        full scale."""
+        if self.seconds < (1 - _MOSTLY_ONE) * missing_s:
+            return WITHOUT_READINGS
+        return str(Fault.SATURATED) if self.seconds > _MOSTLY_ONE * missing_s else CLIPPED_OR_WITHOUT
+
     def note(self, *, has_number: bool) -> str:
         """What a row says of it."""
         if not self or not has_number:
@@ -128,7 +151,7 @@ class Clip:
 def without_readings(missing_s: float, off_by_j: float, clip: Clip) -> str:
     """A note on missing readings: ± U95 holds what they are likely to have done, and ``off_by_j`` is the guaranteed
     bound; NaN is none. Those at full scale (``clip``) leave no limit of how far off an energy is."""
-    text = f"{seconds(missing_s)} without readings"
+    text = f"{seconds(missing_s)} {clip.missing_word(missing_s)}"
     if clip:
         return text
     if np.isnan(off_by_j):
@@ -162,14 +185,18 @@ def clipped(
     then. Where it went beyond negative full scale (a shunt whose current went backwards) it is none.
     """
     names: dict[str, list[str]] = {"clipped_ns": [], "clipped_low_ns": []}
+    longest_s = 0.0
     for signal in part.signals:
+        clipped_s = 0.0
         for side, at_limit in names.items():
             at, guard_ns = np.sort(getattr(signal, side)), round(signal.guard_ns)
             for some in pieces(len(begin_ns) if len(at) else 0):
                 own = slice(None) if which is None else which[some]
                 begin, end = begin_ns[some][own], end_ns[some][own]
                 # A reading tells of the time around its own that it averages over.
-                if np.any(np.searchsorted(at, end + guard_ns, "right") > np.searchsorted(at, begin - guard_ns)):
+                counts = np.searchsorted(at, end + guard_ns, "right") - np.searchsorted(at, begin - guard_ns)
+                if np.any(counts) and at_limit[-1:] != [signal.line.name]:
                     at_limit.append(signal.line.name)
-                    break
-    return Clip(*map(tuple, names.values()))
+                clipped_s += float(counts.sum()) * signal.spacing_ns * 1e-9
+        longest_s = max(longest_s, clipped_s)
+    return Clip(tuple(names["clipped_ns"]), tuple(names["clipped_low_ns"]), longest_s)

@@ -41,6 +41,10 @@ _WHAT = {
 }
 _FEEDING = ("package", "dram")
 """The kinds of zones that are added."""
+STANDS_NS = 500_000_000
+"""A counter of what always takes power that has not moved for so long stands still: at 1 mW one moves each 61 ms."""
+_LOOK_NS = 100_000_000
+"""So long a counter may take to move for the first time, before a source begins."""
 _ROUND_NS, _MOST_ROUNDS = 2_000_000, 500
 """Counters that may be one are read so far apart, and so often at most: for a second."""
 _ENOUGH_ROUNDS, _ENOUGH_VALUES, _LEAST_VALUES = 100, 20, 5
@@ -141,11 +145,36 @@ class Unwrap:
             self.began_again += raw_uj < last_uj
             self._code += step_uj
             return self._code, True
+        return self.lose(), False
+
+    def lose(self) -> int:
+        """The code behind an interval of which nothing is known."""
         self.unknown += 1
         if self._code < SEGMENT:
             raise SensorError(f"an energy counter jumped {self.unknown} times by more than most_w explains")
         self._code = (self._code // SEGMENT - 1) * SEGMENT
-        return self._code, False
+        return self._code
+
+
+class Movement:
+    """Whether a counter counts at all: one of a virtual machine, or one that the kernel filters, may stand still.
+
+    What stands counts nothing, which is another thing than no energy.
+    """
+
+    def __init__(self) -> None:
+        self.stands = True
+        """Whether it has not moved yet, or not for `STANDS_NS`."""
+        self._last: tuple[int, int] | None = None
+        """The value, and when it was first seen."""
+
+    def see(self, raw_uj: int, t_ns: int) -> None:
+        if self._last is None:
+            self._last = raw_uj, t_ns
+        elif raw_uj != self._last[0]:
+            self._last, self.stands = (raw_uj, t_ns), False
+        elif t_ns - self._last[1] >= STANDS_NS:
+            self.stands = True
 
 
 @dataclass(slots=True)
@@ -208,6 +237,11 @@ class _Counter:
 
     def __init__(self, zone: Zone, most_w: float) -> None:
         self.path = zone.directory / "energy_uj"
+        self.movement = Movement()
+        self.is_part = zone.kind not in (*_FEEDING, "psys")
+        """Parts of a package may take no energy, as graphics that nobody uses."""
+        self.was_stale = False
+        """Whether its last reading was flagged since it stood."""
         self.unwrap = Unwrap(zone.range_uj, most_w)
         self.failed = 0
         """Reads that failed."""
@@ -261,7 +295,7 @@ class RaplSource(Source):
     The packages and the memories beside them feed the device; cores and graphics are parts of their package, and psys
     contains it, so they are never added to it. Of lines that show one counter (`find_mirrors`) the first feeds alone.
     Codes are microjoules, unwrapped here into 64 bits, since the counters begin again at a value that is no power of
-    two.
+    two. A counter that stands still, as in a virtual machine, is flagged `Flag.STALE`: it counts nothing.
     """
 
     Options: ClassVar[type[RaplOptions]] = RaplOptions
@@ -273,16 +307,24 @@ class RaplSource(Source):
         self._counters: dict[str, _Counter] = {}
         """By line."""
         self._mirrors: dict[Zone, Zone] = {}
+        self._left_out: dict[Zone, str] = {}
+        """Memory that is not in the device, and why."""
 
     def open(self) -> tuple[tuple[Stream, ...], tuple[Device, ...]]:
         o = self.options
         zones = find_zones(o.root)
+        by_zone: dict[Zone, _Counter] = {}
         for zone in zones:
             counter = self._counters[self._name(zone)] = _Counter(zone, o.most_w)
-            if counter.read() is None:
+            if counter.read() is not None:
+                by_zone[zone] = counter
+            elif zone.kind in ("package", "psys") or zone is zones[0]:
                 raise SensorError(f"{counter.path} does not give a number: does the kernel support this processor?")
-        by_zone = dict(zip(zones, self._counters.values(), strict=True))
+            else:
+                self._left_out[zone] = "cannot be read"
+        self._await_movement(by_zone)
         mirrors = self._mirrors = find_mirrors(by_zone, self.start.clock)
+        self._judge_standing(by_zone)
         provenance = Provenance.MODELLED if is_modelled(self._cpuinfo) else Provenance.MEASURED
         detail = {
             "zones": {self._name(z): z.directory.name for z in zones},
@@ -295,6 +337,24 @@ class RaplSource(Source):
         lines = [self._line(zone, provenance) for zone in zones]
         return (self.add_stream((Column("energy_uj", "Q"),), lines, self.period_ns, detail),), self._devices(zones)
 
+    def _await_movement(self, counters: Mapping[Zone, _Counter]) -> None:
+        """Read the counters until all that feed have moved, a tenth of a second at most."""
+        clock = self.start.clock
+        begin_ns = clock.now_ns()
+        while (t_ns := clock.now_ns()) - begin_ns <= _LOOK_NS:
+            for counter in counters.values():
+                if (raw_uj := counter.read()) is not None:
+                    counter.movement.see(raw_uj, t_ns)
+            if not any(c.movement.stands for zone, c in counters.items() if zone.kind in _FEEDING):
+                return
+            clock.sleep_until(t_ns + _ROUND_NS)
+
+    def _judge_standing(self, counters: Mapping[Zone, _Counter]) -> None:
+        """Leave out memory and a platform whose counters stand while that of a package moves."""
+        if any(zone.kind == "package" and not c.movement.stands for zone, c in counters.items()):
+            standing = [zone for zone, c in counters.items() if c.movement.stands]
+            self._left_out |= {zone: "stands still" for zone in standing if zone.kind in ("dram", "psys")}
+
     def poll(self) -> None:
         now_ns = self.start.clock.now_ns
         begin_ns = before_ns = now_ns()
@@ -303,14 +363,30 @@ class RaplSource(Source):
             raw_uj = counter.read()
             after_ns = now_ns()
             t_ns, before_ns = (before_ns + after_ns) // 2, after_ns
-            code, is_known = (0, False) if raw_uj is None else counter.unwrap(raw_uj, t_ns)
+            code, flag = (0, Flag.IO_ERROR) if raw_uj is None else self._take(counter, raw_uj, t_ns)
             times.append(t_ns - begin_ns)
-            flags.append(0 if is_known else Flag.IO_ERROR if raw_uj is None else Flag.RESET)
+            flags.append(flag)
             codes.append(code)
         self.builders[0].append(begin_ns, times, flags, (codes,))
 
+    def _take(self, counter: _Counter, raw_uj: int, t_ns: int) -> tuple[int, Flag]:
+        """The code of a reading, and its flag: `Flag.STALE` while the counter stands. What it did meanwhile is unknown.
+
+        A part that does not move takes nothing, unless nothing moves here.
+        """
+        counter.movement.see(raw_uj, t_ns)
+        code, is_known = counter.unwrap(raw_uj, t_ns)
+        was_stale, wholes = counter.was_stale, (c for c in self._counters.values() if not c.is_part)
+        counter.was_stale = counter.movement.stands and (not counter.is_part or all(c.movement.stands for c in wholes))
+        if counter.was_stale:
+            return code, Flag.STALE
+        if was_stale and is_known:
+            code, is_known = counter.unwrap.lose(), False
+        return code, Flag(0) if is_known else Flag.RESET
+
     def health(self) -> dict[str, object]:
         return {
+            "standing": [name for name, c in self._counters.items() if c.movement.stands],
             "mirrors": {self._name(zone): self._name(of) for zone, of in self._mirrors.items()},
             "failed_reads": {name: c.failed for name, c in self._counters.items()},
             "began_again": {name: c.unwrap.began_again for name, c in self._counters.items()},
@@ -351,10 +427,15 @@ class RaplSource(Source):
         o = self.options
         inner = [z for z in zones if z.kind != "psys"]
         # Without a package zone whatever there is stands in, but only one: parts may contain each other.
-        feeding = [z for z in inner if z.kind in _FEEDING and z not in self._mirrors] or inner[:1]
-        devices = [Device(o.platform, (self._name(z),), "the platform, by RAPL") for z in zones if z.kind == "psys"]
+        without = self._mirrors.keys() | self._left_out.keys()
+        feeding = [z for z in inner if z.kind in _FEEDING and z not in without] or inner[:1]
+        platforms = [z for z in zones if z.kind == "psys" and z not in without]
+        devices = [Device(o.platform, (self._name(z),), "the platform, by RAPL") for z in platforms]
         if inner:
             feeds = tuple(map(self._name, feeding))
             once = "; zones that show one counter are counted once" if self._mirrors else ""
+            once += "".join(
+                f"; without {self._name(zone)}, which {why}" for zone, why in self._left_out.items() if zone in inner
+            )
             devices.insert(0, Device(o.device, feeds, f"processors and their memory, by RAPL{once}"))
         return tuple(devices)

@@ -76,7 +76,7 @@ OTHERWISE = {
     **{f"joules {name} keys": "read" for name in
        ("record", "top", "campaign run", "campaign resume", "campaign caps", "recover")},
     "powerd run spool": "a folder, in which no link is followed (tests/e2e/test_ownership.py)",
-    **{f"powerd {name} keys": "read" for name in ("run", "describe", "stats", "keys list", "keys revoke")},
+    **{f"powerd {name} keys": "read" for name in ("run", "check", "describe", "stats", "keys list", "keys revoke")},
     "powerd calibrate run": "read", "powerd identify run": "read",
     "powerd check directory": "writes nothing",
 }  # fmt: skip

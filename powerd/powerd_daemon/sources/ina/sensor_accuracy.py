@@ -47,7 +47,11 @@ class Sensor:
         kind = chip_type(self.chip)
         first, last = kind.addresses
         if not first <= self.address <= last:
-            raise ConfigError(f"{self.name}: address {self.address:#04x} is not of an {kind.name}")
+            hexadecimal = int(str(self.address), 16) if self.address >= 0 else 0
+            hint = f": did you mean {hexadecimal:#04x}?" if first <= hexadecimal <= last else ""
+            raise ConfigError(
+                f"{self.name}: address = {self.address} ({self.address:#04x}) is not of an {kind.name}{hint}"
+            )
         if not (self.shunt_ohm > 0 and self.nominal_v > 0 and 0 <= self.shunt_tolerance < 1):
             raise ConfigError(f"{self.name}: shunt_ohm and nominal_v must be positive, shunt_tolerance in 0 to 1")
         self.settings_of((self.channel,)).grade(self.grade)
@@ -229,5 +233,9 @@ def save_calibration(path: Path, calibration: CalibrationFile) -> None:
     tables = [_HEAD.format(name=path.name)]
     for sensor in calibration.sensor:
         tables.append(toml_table("[[sensor]]", sensor))
-        tables += [toml_table(f"[sensor.{name}]", p) for name, p in (("zero", sensor.zero), ("load", sensor.load)) if p]
+        tables += [
+            toml_table(f"[sensor.{name}]", p)
+            for name, p in (("zero", sensor.zero), ("load", sensor.load), ("zero_before", sensor.zero_before))
+            if p
+        ]
     write_text(path, "\n".join(tables))
