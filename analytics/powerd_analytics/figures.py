@@ -632,7 +632,7 @@ def freedom_of_sum(figures: Sequence[Figure]) -> float:
 def worked_out(frame: Frame) -> Frame:
     """The frame with everything that follows from its joules and seconds worked out again, however these came about."""
     frame = frame.copy()
-    is_phase, is_total = (np.asarray(frame["kind"] == kind) for kind in ("phase", "total"))
+    is_phase, is_total = (np.asarray(frame["kind"] == kind, bool) for kind in ("phase", "total"))
     n, seen = floats(frame, "iterations"), floats(frame, "samples_per_batch")
     batch = np.where(np.isnan(seen), floats(frame, "batch_size"), seen)
     has_batches = is_total & is_known(frame, "s_per_batch") & (n > 0)

@@ -159,7 +159,7 @@ def _of_unequal_work(frame: Frame, cells: NDArray[np.int64]) -> NDArray[np.bool_
 def _with_joules(frame: Frame, cells: NDArray[np.int64]) -> tuple[NDArray[np.bool_], dict[int, str]]:
     """[rows] which repeats count, and a note by cell: joules of some runs beside the seconds of all would be a row of
     two populations."""
-    is_phase = np.asarray(frame["kind"] == "phase")
+    is_phase = np.asarray(frame["kind"] == "phase", bool)
     has = ~np.isnan(np.where(is_phase, floats(frame, "j_per_batch"), floats(frame, "energy_j")))
     known_rows = pd.Series(has.astype(int)).groupby(cells).transform("sum").to_numpy()
     count = pd.Series(has).groupby(cells).transform("size").to_numpy()

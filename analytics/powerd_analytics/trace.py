@@ -155,8 +155,9 @@ def write_trace(
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 _BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*(\d+)')
 _TS = re.compile(rb'"ts"\s*:\s*"?(\d+(?:\.\d+)?)"?\s*[,}\s]')
-_END = re.compile(rb'\}\s*\]\s*(,\s*"[^"]*"\s*:\s*("[^"]*"|[-\d.]+)\s*)*\}\s*$')
-"""The last event, the end of the list, and whatever plain values the trace has behind it."""
+_END = re.compile(rb'\}\s*\]\s*(,\s*"[^"]*"\s*:\s*("[^"]*"|[-\d.]+|\["[^]]*\])\s*)*\}\s*$')
+"""The last event, the end of the list, and what the trace has behind it: plain values, and a list of the profiler's errors
+(``"ERROR"``, of a build for CUDA on a machine without a GPU)."""
 _TAIL = 8192
 
 

@@ -39,7 +39,7 @@ def run(tmp_path_factory):
 
 
 def profile_text(first_host_ns, last_host_ns, base_ns=UNIX_NS - UNIX_NS % S, **more):
-    """As torch.profiler lays it out: the base in the head, events, a plain value behind them."""
+    """As torch.profiler lays it out: the base in the head, events, and behind them its errors and a plain value."""
     events = [
         {"ph": "M", "name": "process_name", "pid": 7, "tid": 0, "ts": 0, "args": {"name": "python"}},
         {"ph": "X", "cat": "kernel", "name": "gemm[ ] }", "pid": 0, "tid": 7, "ts": 0, "dur": 5.5, "args": {"x": [[]]}},
@@ -48,7 +48,8 @@ def profile_text(first_host_ns, last_host_ns, base_ns=UNIX_NS - UNIX_NS % S, **m
     for event, host in zip(events[1:], (first_host_ns, last_host_ns), strict=True):
         event["ts"] = (UNIX_NS + host - base_ns) / 1e3
     head = {"schemaVersion": 1, "baseTimeNanoseconds": base_ns} | more
-    return json.dumps(head | {"traceEvents": events, "traceName": "a/b.json"}, indent=1)
+    tail = {"ERROR": ["ERROR:2026-11-28 gpuGetDeviceCount failed with code 35"], "traceName": "a/b.json"}
+    return json.dumps(head | {"traceEvents": events} | tail, indent=1)
 
 
 def check_perfetto(document):
