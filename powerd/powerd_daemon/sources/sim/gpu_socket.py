@@ -48,6 +48,7 @@ class _Client:
     socket: socket.socket
     pid: int
     """Of its process."""
+    face: NvmlFace
     received: bytearray = field(default_factory=bytearray)
     work: Work | None = None
     due_s: float | None = None
@@ -60,7 +61,6 @@ class Server:
 
     def __init__(self, node: SimulatedNode, listener: socket.socket) -> None:
         self.node, self._listener = node, listener
-        self._face = NvmlFace(node, now_s)
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ, self._accept)
         self._clients: list[_Client] = []
@@ -114,7 +114,7 @@ class Server:
             return
         accepted.setblocking(False)
         pid, _, _ = struct.unpack("3i", accepted.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-        client = _Client(accepted, pid)
+        client = _Client(accepted, pid, NvmlFace(self.node, now_s))
         self._clients.append(client)
         self._selector.register(accepted, selectors.EVENT_READ, lambda: self._receive(client))
 
@@ -182,7 +182,7 @@ class Server:
         return {"truth": truth_of(gpu)}
 
     def _call(self, client: _Client, name: str, arguments: list[Any]) -> dict[str, Any] | None:
-        answer = {"value": self._face.call(name, arguments)}
+        answer = {"value": client.face.call(name, arguments)}
         if not name.startswith(_SETTERS):
             return answer
         gpu = self.node.gpus[int(arguments[0])]

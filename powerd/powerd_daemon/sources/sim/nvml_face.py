@@ -23,6 +23,7 @@ from powerd_daemon.sources.sim.gpu import (
     LOW_PASS_S,
     NO_PERMISSION,
     NOT_SUPPORTED,
+    UNINITIALIZED,
     Refusal,
     SimulatedGpu,
     SimulatedNode,
@@ -46,6 +47,8 @@ class NvmlFace:
 
     def __init__(self, node: SimulatedNode, now_s: Callable[[], float], wall_s: Callable[[], float] = time.time):
         self.node, self._now_s, self._wall_s = node, now_s, wall_s
+        self._loads = node.loads
+        """Of the driver when NVML was opened: one face for each who opens it."""
 
     def call(self, name: str, arguments: list[Any]) -> Any:
         """The value of a function. Raises `Refusal`."""
@@ -53,6 +56,8 @@ class NvmlFace:
         if not name.startswith("nvml") or function is None:
             raise Refusal(NOT_SUPPORTED)
         self.node.advance(self._now_s())
+        if self._loads != self.node.loads and name != "nvmlInit":
+            raise Refusal(UNINITIALIZED)
         if name.startswith(("nvmlDeviceGet", "nvmlDeviceSet", "nvmlDeviceReset")) and "Handle" not in name:
             if name == "nvmlDeviceGetCount":
                 return len(self.node.gpus)
@@ -61,6 +66,7 @@ class NvmlFace:
         return function(*arguments)
 
     def _gpu(self, handle: Any) -> SimulatedGpu:
+        """By its number, as a handle."""
         if not isinstance(handle, int) or not 0 <= handle < len(self.node.gpus):
             raise Refusal(INVALID)
         gpu = self.node.gpus[handle]
@@ -70,7 +76,8 @@ class NvmlFace:
 
     # The library.
 
-    def _nvmlInit(self) -> None: ...
+    def _nvmlInit(self) -> None:
+        self._loads = self.node.loads
 
     def _nvmlShutdown(self) -> None: ...
 
