@@ -128,6 +128,8 @@ class Helper:
         finally:
             self._leases.end_all()
             signal.set_wakeup_fd(-1)
+            wake.close()
+            waker.close()
 
     def _round(self, patience_s: float | None) -> None:
         """Read what has come, and answer one request of each connection."""
@@ -543,15 +545,13 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _serve(arguments: argparse.Namespace, bench: Bench, leases: Leases, stops: list[int]) -> None:
-    listener = listen(arguments.socket, arguments.group)
-    bound = arguments.socket.lstat()
-    helper = Helper(listener, bench, leases, arguments.policy)
-    helper.stops = stops
-    _log.info(f"serving {arguments.socket}; policy {arguments.policy}")
-    try:
+    with listen(arguments.socket, arguments.group) as listener:
+        bound = arguments.socket.lstat()
+        helper = Helper(listener, bench, leases, arguments.policy)
+        helper.stops = stops
+        _log.info(f"serving {arguments.socket}; policy {arguments.policy}")
         helper.serve()
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            status = arguments.socket.lstat()
-            if os.path.samestat(status, bound) and status.st_ctime_ns == bound.st_ctime_ns:
-                arguments.socket.unlink()
+    with contextlib.suppress(FileNotFoundError):
+        status = arguments.socket.lstat()
+        if os.path.samestat(status, bound) and status.st_ctime_ns == bound.st_ctime_ns:
+            arguments.socket.unlink()

@@ -610,7 +610,7 @@ class Missing(Knob):
         self.name, self._why = name, why  # type: ignore[misc]
 
     @property
-    def range(self) -> Range:  # type: ignore[override]
+    def range(self) -> Range:
         raise KnobError(self._why)
 
     def find(self) -> Found:

@@ -442,9 +442,12 @@ class Leases:
 
     def _revert(self, lease: Lease) -> None:
         self._find_missing(lease)
+        before = [hold.why for hold in lease.holds]
         _each_device([hold for hold in lease.holds if hold.state is State.REVERTING], Hold.revert)
-        for hold in lease.holds:
-            _log.info(f"lease {lease.id}: {hold.knob.device} {hold.knob.name}: {hold.why}")
+        for hold, why in zip(lease.holds, before, strict=True):
+            if hold.why != why:
+                level = logging.INFO if hold.state is State.ENDED else logging.WARNING
+                _log.log(level, f"lease {lease.id}: {hold.knob.device} {hold.knob.name}: {hold.why}")
         if lease.is_over:
             self.leases.pop(lease.id, None)
             self._remove(lease.id)
