@@ -115,15 +115,15 @@ class Hold:
         self.why = f"{happening.value}{': ' if why else ''}{why}"
 
     def apply(self) -> None:
-        """Set what is asked and read it back. The change is dated by its beginning: what ran meanwhile is of neither
-        setting."""
+        """Set what is asked and read it back, unless somebody else has set it meanwhile. The change is dated by its
+        beginning: what ran meanwhile is of neither setting."""
         begin_ns = _now_ns()
         try:
-            read = self.knob.read()
+            odometer, read = self.knob.odometer(), self.knob.read()
             if read.requested is not None and self.stands is not None and not is_same(read.requested, self.stands):
                 self._lose(read)
                 return
-            self.odometer = self.knob.odometer()
+            self.odometer = odometer
             self.knob.set(self.asked)
             read = self.knob.read()
         except KnobError as error:

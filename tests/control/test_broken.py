@@ -259,6 +259,40 @@ def test_a_card_that_is_broken_at_the_restart(machine, what, holder, is_reverted
     assert not list(machine.folder.iterdir())
 
 
+@pytest.mark.parametrize("is_reverted_between", [False, True], ids=["", "revert-all"])
+@pytest.mark.parametrize("holder", [LIVES, DEAD], ids=["helper", "both"])
+@pytest.mark.parametrize("broken", [("write",), ("open", "unlink", "replace")], ids=["full", "read-only"])
+def test_a_disk_that_is_broken_at_the_restart(machine, monkeypatch, broken, holder, is_reverted_between):
+    """Nothing new is set, all goes back, and the record goes when it can."""
+    machine.start().acquire(holder, machine.wanted(), 30.0)
+    failed = []
+
+    def fails(name):
+        def call(*arguments, **more):
+            if name == "open" and not arguments[1] & os.O_CREAT:
+                return os.open(*arguments, **more)
+            failed.append(name)
+            raise OSError(30, "Read-only file system")
+
+        return call
+
+    shim = SimpleNamespace(**{name: getattr(os, name) for name in dir(os) if not name.startswith("__")})
+    vars(shim).update({name: fails(name) for name in broken})
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "os", shim)
+        if is_reverted_between:
+            machine.start().end_all()
+        leases = machine.start()
+        machine.go_on(leases)
+        assert machine.caps_w() == [FOUND_W] * 2
+        with pytest.raises(ControlError, match="nothing was set"):
+            leases.acquire(LIVES, machine.wanted(), 30.0)
+        assert failed
+    machine.go_on(leases)
+    assert leases.is_clean
+    assert not list(machine.folder.iterdir())
+
+
 @pytest.mark.parametrize("is_killed_again", [False, True])
 def test_a_restore_that_the_driver_clamps_is_ours(machine, is_killed_again):
     machine.start().acquire(DEAD, machine.wanted(), 30.0)
