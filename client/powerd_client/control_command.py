@@ -45,7 +45,8 @@ def _status(peer: control.Peer) -> int:
         )
         for line in _hold_lines(lease):
             print(f"  {line}")
-    return 1 if told.problems else 0
+    is_late = any(hold.state is State.REVERTING for lease in leases for hold in lease.holds)
+    return 1 if told.problems or is_late else 0
 
 
 def _hold_lines(lease: LeaseInfo) -> Iterable[str]:

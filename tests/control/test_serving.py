@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from powerd_client import control_command
 from powerd_control import helper as module
 from powerd_control.helper import Connection, Helper, lock_machine, main
 from powerd_control.knobs import Bench, PowerCap, gpu_knobs
@@ -302,3 +303,26 @@ class TestFlood:
                     read_answer(line)
         assert not helper._connections
         assert len(caplog.records) <= 1
+
+
+@pytest.mark.parametrize("is_bad", [False, True])
+def test_status_shows_what_could_not_be_put_back_and_why(lab, monkeypatch, capsys, is_bad):
+    lab.leave_a_record()
+    if is_bad:
+        (record,) = (lab.folder / "leases").iterdir()
+        record.with_name("bad.json").write_text("")
+    helper = lab.helper(monkeypatch)
+    lab.fault(**{SET: {"refuse": 15}})
+    lab.leases.restore()
+    lab.leases.end_all()
+    peer = lab.connect(helper)
+
+    def ask(request):
+        peer.send(to_line(request))
+        helper._round(0.0)
+        return read_answer(answers(peer)[0])
+
+    assert control_command._status(SimpleNamespace(ask=ask)) == 1
+    told = capsys.readouterr().out
+    assert "reverting (the driver did not take back what was found: gpu0: " in told
+    assert ("bad.json" in told) == is_bad
