@@ -217,7 +217,8 @@ def own_devices(peer: Peer, levels: Iterable[str]) -> list[str]:
     """The devices that this process may use and that have what is to be held: its GPUs, by CUDA_VISIBLE_DEVICES, or
     the processors. Raises `ControlError` where there is none."""
     wanted = {KNOB_OF_OPTION[option] for option in levels if option in KNOB_OF_OPTION}
-    having = [knob for knob in peer.ask(Request("describe")).knobs if knob.knob in wanted]
+    knobs = peer.ask(Request("describe")).knobs
+    having = [k for k in knobs if k.knob in wanted and k.device != k.uuid]  # a lost card has no name but its UUID
     gpus = {knob.uuid: knob.device for knob in having if knob.device.startswith("gpu")}
     usable, _ = usable_gpus([{"name": "", "uuid": uuid, "pci": ""} for uuid in gpus])
     found = [list(gpus.values())[at] for at in usable]

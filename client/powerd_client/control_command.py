@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from powerd_client import control
 from powerd_core.errors import ConfigError, ControlDenied, ControlError
-from powerd_core.lease import KnobInfo, LeaseInfo, Range, Request, Value, option_of, shown
+from powerd_core.lease import UNLOCKED, KnobInfo, LeaseInfo, Range, Request, State, Value, option_of, shown
 from powerd_core.text import printable
 
 
@@ -26,7 +26,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _status(peer: control.Peer) -> int:
-    knobs, leases = peer.ask(Request("describe")).knobs, peer.ask(Request("status")).leases
+    knobs, told = peer.ask(Request("describe")).knobs, peer.ask(Request("status"))
+    leases = told.leases
+    for problem in told.problems:
+        print(f"{printable(problem)}\n")
     if not knobs:
         print("nothing can be set here: the helper sees no GPU, no RAPL and no CPU frequencies")
         return 1
@@ -42,13 +45,15 @@ def _status(peer: control.Peer) -> int:
         )
         for line in _hold_lines(lease):
             print(f"  {line}")
-    return 0
+    is_late = any(hold.state is State.REVERTING for lease in leases for hold in lease.holds)
+    return 1 if told.problems or is_late else 0
 
 
 def _hold_lines(lease: LeaseInfo) -> Iterable[str]:
     for hold in lease.holds:
         asked, found = shown(hold.setting.asked, hold.knob), shown(hold.found, hold.knob)
-        yield f"{hold.device} {hold.knob} {asked}, found {found}: {hold.state.value}"
+        why = f" ({printable(hold.why)})" if hold.why and hold.state is not State.HELD else ""
+        yield f"{hold.device} {hold.knob} {asked}, found {found}: {hold.state.value}{why}"
 
 
 def _range_text(knob: KnobInfo) -> str:
@@ -135,6 +140,8 @@ def _policy(peer: control.Peer) -> int:
     devices = list(dict.fromkeys(knob.device for knob in knobs))
     print("# /etc/powerd/control.toml: who may turn which knob. Nobody may turn any without a rule.")
     print("# Of root, mode 644. It is read at each request.\n")
+    for name in dict.fromkeys(knob.knob for knob in knobs if knob.range.default == UNLOCKED):
+        print(f'{name}_found = "{UNLOCKED}"   # or the MHz that it is locked to otherwise: no driver tells it')
     print("[[allow]]")
     print(f'user = "{getpass.getuser()}"                # or group = "...", or remote = "the name of a key"')
     print(f"devices = {_toml_list(devices)}")

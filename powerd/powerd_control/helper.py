@@ -2,13 +2,18 @@
 
 One loop serves all: connections, the deaths of holders (pidfd), silence, and what is to be looked at again. Setting a
 knob takes microseconds to, with some drivers, seconds; everybody waits for it then, and leases are longer than that.
-Who asks is what the kernel says of the connection; what they may is in the policy, which is read at each request.
+In a round of the loop each connection is answered one request, so that nobody keeps others waiting by many. Who asks is
+what the kernel says of the connection; what they may is in the policy, which is read at each request, and again at each
+look at what is held. A policy that cannot be used is an empty one.
+
+What a helper that was killed has left is put back before all else.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import fcntl
 import importlib
 import logging
 import os
@@ -19,7 +24,7 @@ import struct
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -38,6 +43,7 @@ from powerd_core.lease import (
     Range,
     Request,
     Setting,
+    State,
     Value,
     read_request,
     resolve,
@@ -74,6 +80,7 @@ class Connection:
     heard_s: float
     pidfd: int | None = None
     received: bytearray = field(default_factory=bytearray)
+    """At most one request and the beginning of the next."""
     leases: set[str] = field(default_factory=set)
 
     def caller(self, claim: str) -> Caller:
@@ -93,7 +100,7 @@ class _Waiting:
 
 
 class Helper:
-    """Serves ``listener`` until `stop`."""
+    """Serves ``listener``."""
 
     def __init__(self, listener: socket.socket, bench: Bench, leases: Leases, policy: Path) -> None:
         self._listener, self._bench, self._leases, self._policy_path = listener, bench, leases, policy
@@ -101,41 +108,68 @@ class Helper:
         self._selector.register(listener, selectors.EVENT_READ, self._accept)
         self._connections: list[Connection] = []
         self._queue: deque[_Waiting] = deque()
-        self._next_poll_s = 0.0
-        self.is_stopping = False
+        self._next_poll_s = self._next_log_s = 0.0
+        self._policy_problem = ""
+        self.stops: list[int] = []
+        """Signals that have come to end it."""
 
     def serve(self) -> None:
-        """Serve until `is_stopping`; then put everything back."""
+        """Serve until a signal; then put everything back."""
         wake, waker = socket.socketpair()
         waker.setblocking(False)
         signal.set_wakeup_fd(waker.fileno())
         self._selector.register(wake, selectors.EVENT_READ, lambda: wake.recv(64))
-        self._leases.restore()
         notify("READY=1")
         try:
-            while not self.is_stopping:
-                for key, _ in self._selector.select(self._patience_s()):
-                    key.data()
+            while not self.stops:
+                self._round(self._patience_s())
                 self._mind()
                 notify("WATCHDOG=1")
         finally:
             self._leases.end_all()
             signal.set_wakeup_fd(-1)
+            wake.close()
+            waker.close()
+
+    def _round(self, patience_s: float | None) -> None:
+        """Read what has come, and answer one request of each connection."""
+        for key, _ in self._selector.select(patience_s):
+            key.data()
+        for connection in list(self._connections):
+            self._take_one(connection)
 
     def _patience_s(self) -> float | None:
-        is_waiting = self._leases.leases or self._queue or self._connections
+        if any(b"\n" in connection.received for connection in self._connections):
+            return 0.0
+        is_waiting = not self._leases.is_clean or self._queue or self._connections
         return POLL_S if is_waiting or "WATCHDOG_USEC" in os.environ else None
 
     def _mind(self) -> None:
         """What is due without anybody asking."""
         now_s = boottime_s()
         if now_s >= self._next_poll_s:
+            self._round(0.0)  # a sign of life that has come while others were served is one
             self._next_poll_s = now_s + POLL_S
+            self._look_at_policy()
             self._leases.poll()
         for connection in list(self._connections):
             if not connection.leases and now_s - connection.heard_s > IDLE_S and not self._is_queued(connection):
                 self._close(connection)
         self._serve_queue(now_s)
+
+    def _look_at_policy(self) -> None:
+        """End the leases of those whom the policy does not allow any more what they hold."""
+        held = [(c, lease) for c in self._connections for id_ in c.leases if (lease := self._leases.leases.get(id_))]
+        policy = self._policy() if held else Policy()
+        for connection, lease in held:
+            if lease.is_over:
+                continue
+            wanted = [(hold.knob, hold.asked) for hold in lease.holds if hold.state is State.HELD]
+            try:
+                policy.check(connection.caller(lease.holder.claim), wanted, lease.ttl_s)
+            except ControlDenied as error:
+                _log.warning(f"lease {lease.id}: {error}")
+                self._leases.end(lease, Happening.FORBIDDEN)
 
     # Connections.
 
@@ -156,7 +190,7 @@ class Helper:
             self._selector.register(connection.pidfd, selectors.EVENT_READ, lambda: self._died(connection))
 
     def _receive(self, connection: Connection) -> None:
-        if connection not in self._connections:
+        if connection not in self._connections or b"\n" in connection.received:
             return
         try:
             part = connection.socket.recv(MAX_REQUEST)
@@ -166,16 +200,20 @@ class Helper:
             part = b""
         connection.heard_s = boottime_s()
         connection.received += part
-        while b"\n" in connection.received and connection in self._connections:
+        if not part or (len(connection.received) > MAX_REQUEST and b"\n" not in connection.received):
+            self._close(connection)
+
+    def _take_one(self, connection: Connection) -> None:
+        if b"\n" in connection.received and connection in self._connections:
             line, _, rest = bytes(connection.received).partition(b"\n")
             connection.received = bytearray(rest)
             self._take(connection, line)
-        if not part or len(connection.received) > MAX_REQUEST:
-            self._close(connection)
 
     def _died(self, connection: Connection) -> None:
         # What it had said before is answered for first: a release that it sent is a release.
         self._receive(connection)
+        while b"\n" in connection.received and connection in self._connections:
+            self._take_one(connection)
         if connection in self._connections:
             self._close(connection, Happening.DIED)
 
@@ -205,19 +243,43 @@ class Helper:
     # Requests.
 
     def _take(self, connection: Connection, line: bytes) -> None:
+        policy = self._policy()
+        is_believed = policy.believes(connection.uid)
+        is_served = is_believed or connection.uid in (0, os.geteuid()) or bool(policy.of(connection.caller("")))
         try:
             request = read_request(line)
-            if request.claim and not self._policy().believes(connection.uid):
+            if request.claim and not is_believed:
                 raise ControlDenied("only powerd may say for whom it asks")
+            if not is_served and request.verb != "check":
+                raise ControlDenied("no rule of the policy names you, and nobody is allowed anything by default")
             answer = self._answer(connection, request)
         except PowerdError as error:
+            if isinstance(error, ControlDenied) and self._policy_problem:
+                error = ControlDenied(self._policy_problem)
             answer = _refusal(error)
-            _log.info(f"{user_name(connection.uid)} (pid {connection.pid}): {answer.error}")
+            self._log_refusal(connection, answer.error)
         if answer is not None:
             self._send(connection, answer)
+        if not is_served:
+            self._close(connection)
+
+    def _log_refusal(self, connection: Connection, why: str) -> None:
+        """One a second at most: whoever is refused may ask again as often as he likes."""
+        if boottime_s() >= self._next_log_s:
+            self._next_log_s = boottime_s() + 1.0
+            _log.info(f"{user_name(connection.uid)} (pid {connection.pid}): {why}")
 
     def _policy(self) -> Policy:
-        return load_policy(self._policy_path)
+        """An empty one where it cannot be used."""
+        problem, policy = "", Policy()
+        try:
+            policy = load_policy(self._policy_path)
+        except ConfigError as error:
+            problem = f"the policy cannot be used and allows nobody anything: {error}"
+        if problem and problem != self._policy_problem:
+            _log.error(problem)
+        self._policy_problem = problem
+        return policy
 
     def _answer(self, connection: Connection, request: Request) -> Answer | None:
         handle: Callable[[Connection, Request], Answer | None] = getattr(self, f"_do_{request.verb}")
@@ -228,13 +290,17 @@ class Helper:
 
     def _do_status(self, _connection: Connection, _request: Request) -> Answer:
         now_s = boottime_s()
-        return Answer(leases=tuple(lease.told(now_s) for lease in self._leases.leases.values()))
+        problems = [*self._leases.problems(), *([self._policy_problem] if self._policy_problem else [])]
+        leases = tuple(lease.told(now_s) for lease in self._leases.leases.values())
+        return Answer(leases=leases, problems=tuple(problems))
 
     def _do_check(self, connection: Connection, request: Request) -> Answer:
         caller = connection.caller(request.claim)
         policy = self._policy()
         if request.wishes:
             policy.check(caller, self._wanted(request), request.ttl_s)
+        if self._policy_problem:
+            raise ControlDenied(self._policy_problem)
         return Answer(allowed=tuple(rule.text() for rule in policy.of(caller)))
 
     def _wanted(self, request: Request) -> list[tuple[Knob, Value]]:
@@ -242,10 +308,10 @@ class Helper:
         return [(knob, resolve(level, knob.range, knob.name)) for knob, level in knobs]
 
     def _do_acquire(self, connection: Connection, request: Request) -> Answer | None:
-        wanted = self._wanted(request)
-        self._policy().check(connection.caller(request.claim), wanted, request.ttl_s)
+        wanted, policy = self._wanted(request), self._policy()
+        policy.check(connection.caller(request.claim), wanted, request.ttl_s)
         try:
-            lease = self._leases.acquire(connection.holder(request), wanted, request.ttl_s)
+            lease = self._leases.acquire(connection.holder(request), wanted, request.ttl_s, policy.stated)
         except LeaseHeld:
             if not request.wait_s:
                 raise
@@ -393,14 +459,45 @@ def listen(path: Path, group: str) -> socket.socket:
 
 def make_bench(nvml: str, sysfs: Path) -> Bench:
     """The knobs of this machine, as far as their libraries are installed."""
-    makers: dict[str, Any] = {"cpu": lambda: cpu_knobs(sysfs)}
-    for name, module, make in (("nvml", nvml, gpu_knobs), ("amdsmi", "amdsmi", amd_knobs)):
+
+    def of_library(module: str, make: Callable[[Any], Iterable[Knob | KnobError]]) -> Iterable[Knob | KnobError]:
         try:
             library = importlib.import_module(module)
         except ImportError:
-            continue
-        makers[name] = lambda library=library, make=make: make(library)
-    return Bench(makers)
+            return ()
+        except Exception as error:  # a library that is broken breaks nothing else
+            raise KnobError(f"{module}: {error!r}") from error
+        return make(library)
+
+    return Bench(
+        {
+            "nvml": lambda: of_library(nvml, gpu_knobs),
+            "amdsmi": lambda: of_library("amdsmi", amd_knobs),
+            "cpu": lambda: cpu_knobs(sysfs),
+        }
+    )
+
+
+def lock_machine(path: Path) -> int:
+    """A descriptor that keeps other helpers away: two would take each other's values for what was found. Raises
+    `ConfigError` where there is one."""
+    try:
+        path.parent.mkdir(mode=0o755, exist_ok=True)
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(lock)
+        raise ConfigError(f"another powerd-control serves this machine (it has locked {path})") from None
+    return lock
+
+
+def _lock_path(arguments: argparse.Namespace, state: Path) -> Path:
+    """One for the machine's own driver, whatever the socket is; simulated GPUs each have one beside the records."""
+    is_real = os.geteuid() == 0 and arguments.nvml == "pynvml" and not os.environ.get("POWERD_SIM_GPU")
+    return Path(DEFAULT_SOCKET).with_name("lock") if is_real else state.with_name("lock")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -427,28 +524,34 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    load_policy(arguments.policy)
-    bench = make_bench(arguments.nvml, arguments.sysfs)
+    """What was left is put back first: nothing else has to be right for that."""
+    stops: list[int] = []
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda number, _: stops.append(number))
     state = arguments.state or arguments.socket.with_name("leases")
-    if arguments.revert_all:
-        leases = Leases(bench, Records(state), boottime_s, boot_id())
-        leases.restore()
-        leases.end_all()
-        return 1 if leases.leases else 0
-    listener = listen(arguments.socket, arguments.group)
-    bound = arguments.socket.lstat()
+    lock = lock_machine(_lock_path(arguments, state))
+    bench = make_bench(arguments.nvml, arguments.sysfs)
     leases = Leases(bench, Records(state), boottime_s, boot_id())
-    helper = Helper(listener, bench, leases, arguments.policy)
+    try:
+        leases.restore()
+        if not arguments.revert_all:
+            _serve(arguments, bench, leases, stops)
+    finally:
+        leases.end_all()
+        os.close(lock)
+    if not leases.is_clean:
+        _log.error("not everything is at what was found: see above")
+    return 0 if leases.is_clean else 1
 
-    def stop(*_: object) -> None:
-        helper.is_stopping = True
 
-    signal.signal(signal.SIGTERM, stop)
-    signal.signal(signal.SIGINT, stop)
-    _log.info(f"serving {arguments.socket}; policy {arguments.policy}")
-    helper.serve()
+def _serve(arguments: argparse.Namespace, bench: Bench, leases: Leases, stops: list[int]) -> None:
+    with listen(arguments.socket, arguments.group) as listener:
+        bound = arguments.socket.lstat()
+        helper = Helper(listener, bench, leases, arguments.policy)
+        helper.stops = stops
+        _log.info(f"serving {arguments.socket}; policy {arguments.policy}")
+        helper.serve()
     with contextlib.suppress(FileNotFoundError):
         status = arguments.socket.lstat()
         if os.path.samestat(status, bound) and status.st_ctime_ns == bound.st_ctime_ns:
             arguments.socket.unlink()
-    return 0

@@ -7,9 +7,9 @@ of pynvml or amdsmi, or the root of sysfs. Errors of libraries and files become 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,7 +20,7 @@ from powerd_core.text import did_you_mean
 Found = Mapping[str, Any]
 """What a knob was before: JSON that says how it goes back, and under ``value`` what it amounts to."""
 
-_UNINITIALIZED, _NOT_SUPPORTED, _NO_PERMISSION, _LOST = 1, 3, 4, 15
+_UNINITIALIZED, _NOT_SUPPORTED, _NO_PERMISSION, _NOT_FOUND, _LOST = 1, 3, 4, 6, 15
 _VOLTA, _AMPERE = 5, 7
 """nvmlDeviceArchitecture_t. Locked SM clocks came with Volta, locked memory clocks with Ampere."""
 _GRAPHICS, _SM, _MEMORY = 0, 1, 2
@@ -30,9 +30,12 @@ _LIMITS = {"at_cap_s": (74,), "thermal_s": (269, 270), "brake_s": (271,)}
 _IDLE, _SLOWED = 0x1, 0x4 | 0x8 | 0x20 | 0x40 | 0x80
 """Bits of nvmlClocksEventReasons: nothing to do; the power cap, heat or the power brake."""
 _CLOCK_STEP_MHZ = 15
+_LEAST_SHARE = 0.25
+"""The least power that a processor's package is set to, of the greatest: the kernel names none."""
 _REMEDY = {
     _NO_PERMISSION: "the driver refuses it: the helper has to run as root, outside a container or virtual guest",
     _NOT_SUPPORTED: "this GPU does not have it",
+    _NOT_FOUND: "the driver does not know this GPU now",
     _LOST: "the GPU is lost: reset it or boot the machine anew",
 }
 
@@ -49,8 +52,15 @@ class Knob(ABC):
     is_shared = False
     """Whether it concerns others than those who use the device by this name: a GPU that is divided (MIG)."""
 
+    is_untold = False
+    """Whether nothing tells what it is set to: the policy has to state what is found then."""
+
     def __init__(self, device: str, uuid: str) -> None:
-        self.device, self.uuid = device, uuid
+        self._device, self.uuid = device, uuid
+
+    @property
+    def device(self) -> str:
+        return self._device
 
     @cached_property
     @abstractmethod
@@ -73,6 +83,10 @@ class Knob(ABC):
     def revert(self, found: Found) -> None:
         """Put back what was found."""
 
+    def greatest(self, found: Found) -> float | None:
+        """Above what it is never set where this was found; None for no such bound but its range."""
+        return None
+
     def odometer(self) -> int | None:
         """A number that goes back only when the driver is loaded anew and forgets what was set; None without one."""
         return None
@@ -94,36 +108,80 @@ class Knob(ABC):
 # NVIDIA.
 
 
-class Gpu:
-    """One GPU behind a module with pynvml's names."""
+class Driver:
+    """A module with pynvml's names."""
 
-    def __init__(self, nvml: Any, index: int) -> None:
-        self.nvml, self.index = nvml, index
-        self._handle: Any = None
+    def __init__(self, nvml: Any) -> None:
+        self.nvml, self.opened = nvml, 0
+        """``opened`` counts how often it was opened anew: cards may have other numbers after that."""
+
+    def reopen(self) -> None:
+        with suppress(self.nvml.NVMLError):
+            self.nvml.nvmlInit()
+        self.opened += 1
+
+    def handles(self) -> Iterator[tuple[int, Any]]:
+        """Numbers and handles of all cards; a card that is lost has none. Raises NVMLError."""
+        for index in range(self.nvml.nvmlDeviceGetCount()):
+            with suppress(self.nvml.NVMLError):
+                yield index, self.nvml.nvmlDeviceGetHandleByIndex(index)
+
+    def uuid_of(self, handle: Any) -> str:
+        uuid = self.nvml.nvmlDeviceGetUUID(handle)
+        return uuid.decode() if isinstance(uuid, bytes) else str(uuid)
+
+
+_driver_of = cache(Driver)
+
+
+class Gpu:
+    """One GPU, by its UUID: numbers and handles are another card's after the driver was loaded anew."""
+
+    def __init__(self, driver: Driver, uuid: str, index: int) -> None:
+        self.driver, self.uuid = driver, uuid
+        self._name, self._named = f"gpu{index}", driver.opened
+
+    @property
+    def device(self) -> str:
+        """Its name by its number now; its UUID where the driver does not know it any more."""
+        if self._named != self.driver.opened:
+            self._name, self._named = self.uuid, self.driver.opened
+            with suppress(KnobError):
+                self._name = f"gpu{self.call('nvmlDeviceGetIndex')}"
+        return self._name
 
     def call(self, name: str, *arguments: Any) -> Any:
-        """A function of NVML for this GPU. Raises `KnobError`. After the driver was loaded anew handles are invalid:
-        NVML is opened once more then."""
+        """A function of NVML for this GPU. Raises `KnobError`. After the driver was loaded anew NVML is opened once
+        more."""
+        nvml = self.driver.nvml
         for attempt in range(2):
             try:
-                if self._handle is None:
-                    self._handle = self.nvml.nvmlDeviceGetHandleByIndex(self.index)
-                return getattr(self.nvml, name)(self._handle, *arguments)
+                return getattr(nvml, name)(self._handle(), *arguments)
             except AttributeError:
-                raise KnobError(f"gpu{self.index}: the installed nvidia-ml-py has no {name}: update it") from None
-            except self.nvml.NVMLError as error:
+                raise KnobError(f"{self._name}: the installed nvidia-ml-py has no {name}: update it") from None
+            except nvml.NVMLError as error:
                 code = getattr(error, "value", 0)
                 if code != _UNINITIALIZED or attempt:
-                    raise KnobError(f"gpu{self.index}: {name}: {_REMEDY.get(code, error)}") from error
-                self._handle = None
-                with suppress(self.nvml.NVMLError):
-                    self.nvml.nvmlInit()
+                    raise KnobError(f"{self._name}: {name}: {_REMEDY.get(code, error)}") from error
+                self.driver.reopen()
         raise AssertionError
 
-    @cached_property
-    def uuid(self) -> str:
-        uuid = self.call("nvmlDeviceGetUUID")
-        return uuid.decode() if isinstance(uuid, bytes) else str(uuid)
+    def _handle(self) -> Any:
+        """Asked for at each call, and never kept. Another card that is lost may make the driver refuse to search by
+        UUID (nvml.h): all are looked at then."""
+        nvml = self.driver.nvml
+        try:
+            handle = nvml.nvmlDeviceGetHandleByUUID(self.uuid)
+            if self.driver.uuid_of(handle) == self.uuid:
+                return handle
+        except nvml.NVMLError as error:
+            if getattr(error, "value", 0) != _LOST:
+                raise
+        for _, handle in self.driver.handles():
+            with suppress(nvml.NVMLError):
+                if self.driver.uuid_of(handle) == self.uuid:
+                    return handle
+        raise nvml.NVMLError(_LOST)
 
     @cached_property
     def architecture(self) -> int:
@@ -175,8 +233,12 @@ class GpuKnob(Knob):
     """A knob of an NVIDIA GPU."""
 
     def __init__(self, gpu: Gpu) -> None:
-        super().__init__(f"gpu{gpu.index}", gpu.uuid)
+        super().__init__("", gpu.uuid)
         self.gpu, self.call, self.is_shared = gpu, gpu.call, gpu.is_divided
+
+    @property
+    def device(self) -> str:
+        return self.gpu.device
 
     def odometer(self) -> int | None:
         return self.gpu.odometer()
@@ -244,7 +306,9 @@ class ClockKnob(GpuKnob):
 
 
 class LockedClock(ClockKnob):
-    """A clock locked to one value. The driver does not tell a lock: what was found is taken to be unlocked."""
+    """A clock locked to one value. The driver does not tell a lock."""
+
+    is_untold = True
 
     def find(self) -> Found:
         return {"value": UNLOCKED}
@@ -337,6 +401,7 @@ class AmdClock(AmdKnob):
     level ``auto`` for all of them: this one alone is offered."""
 
     name = "sm_clock"
+    is_untold = True
 
     @cached_property
     def range(self) -> Range:
@@ -396,7 +461,12 @@ class PackagePower(Knob):
     @cached_property
     def range(self) -> Range:
         greatest = float(_read(self._folder / "constraint_0_max_power_uw")) / 1e6
-        return Range(1.0, greatest or 1e4)
+        if greatest <= 0:
+            raise KnobError(f"{self.device}: the kernel does not say how much power this processor may take")
+        return Range(_LEAST_SHARE * greatest, greatest)
+
+    def greatest(self, found: Found) -> float | None:
+        return min(float(found["files"][path.name]) / 1e6 for path in self._limits)
 
     def find(self) -> Found:
         files = [*self._limits, self._folder / "enabled"]
@@ -491,15 +561,22 @@ class CpuGovernor(Knob):
 # All of them.
 
 
-def gpu_knobs(nvml: Any) -> Iterator[Knob]:
-    """Of NVIDIA's GPUs. Raises `KnobError` where the driver does not answer."""
+def gpu_knobs(nvml: Any) -> Iterator[Knob | KnobError]:
+    """Of NVIDIA's GPUs; an error for each card that does not answer. Raises `KnobError` where the driver does not."""
+    driver = _driver_of(nvml)
+    driver.reopen()
     try:
-        nvml.nvmlInit()
         count = nvml.nvmlDeviceGetCount()
     except nvml.NVMLError as error:
         raise KnobError(f"NVML: {error}") from error
     for index in range(count):
-        yield from Gpu(nvml, index).knobs()
+        try:
+            uuid = driver.uuid_of(nvml.nvmlDeviceGetHandleByIndex(index))
+            yield from list(Gpu(driver, uuid, index).knobs())
+        except nvml.NVMLError as error:
+            yield KnobError(f"gpu{index}: {_REMEDY.get(getattr(error, 'value', 0), error)}")
+        except KnobError as error:
+            yield error
 
 
 def amd_knobs(amdsmi: Any) -> Iterator[Knob]:
@@ -525,38 +602,74 @@ def cpu_knobs(sysfs: Path) -> Iterator[Knob]:
         yield CpuGovernor(policies)
 
 
-class Bench:
-    """All knobs of the machine, by (UUID, name). ``makers`` are asked again while they fail: a driver may come later.
+class Missing(Knob):
+    """One that a record names and that is not here now, or not yet."""
 
-    ``problems`` says of each maker that failed why.
+    def __init__(self, uuid: str, name: str, why: str) -> None:
+        super().__init__(uuid, uuid)
+        self.name, self._why = name, why  # type: ignore[misc]
+
+    @property
+    def range(self) -> Range:
+        raise KnobError(self._why)
+
+    def find(self) -> Found:
+        raise KnobError(self._why)
+
+    def set(self, value: Value) -> None:
+        raise KnobError(self._why)
+
+    def read(self) -> Setting:
+        raise KnobError(self._why)
+
+    def revert(self, found: Found) -> None:
+        raise KnobError(self._why)
+
+
+class Bench:
+    """All knobs of the machine, by (UUID, name). ``makers`` are asked again for what is not known: a driver, or a card,
+    may come later. ``problems`` says what is wrong with whom.
     """
 
-    def __init__(self, makers: Mapping[str, Callable[[], Iterator[Knob]]]) -> None:
-        self._makers = dict(makers)
+    def __init__(self, makers: Mapping[str, Callable[[], Iterable[Knob | KnobError]]]) -> None:
+        self._makers = makers
         self._knobs: dict[tuple[str, str], Knob] = {}
-        self.problems: dict[str, str] = {}
+        self.problems: list[str] = []
 
     def all(self) -> list[Knob]:
-        for name, maker in list(self._makers.items()):
+        self.problems = []
+        for maker in self._makers.values():
             try:
-                made = list(maker())
-            except KnobError as error:
-                self.problems[name] = str(error)
-                continue
-            self._knobs |= {(knob.uuid, knob.name): knob for knob in made}
-            self.problems.pop(name, None)
-            del self._makers[name]
+                for made in maker():
+                    if isinstance(made, KnobError):
+                        self.problems.append(str(made))
+                    else:
+                        self._knobs.setdefault((made.uuid, made.name), made)
+            except (KnobError, OSError, ValueError) as error:
+                self.problems.append(str(error))
         return list(self._knobs.values())
+
+    def _known(self, device: str, name: str) -> Knob | None:
+        of = (k for k in self._knobs.values() if k.name == name and device in (k.device, k.uuid))
+        return next(of, None)
 
     def find(self, device: str, name: str) -> Knob:
         """The knob of a device that is named ``gpu0`` or by its UUID. Raises `ConfigError`."""
+        if (known := self._known(device, name)) is not None:
+            return known
         knobs = self.all()
-        for knob in knobs:
-            if name == knob.name and device in (knob.device, knob.uuid):
-                return knob
+        if (known := self._known(device, name)) is not None:
+            return known
         devices = {knob.device for knob in knobs}
         if not any(device in (knob.device, knob.uuid) for knob in knobs):
-            why = "".join(f"; {problem}" for problem in self.problems.values())
+            why = "".join(f"; {problem}" for problem in self.problems)
             raise ConfigError(f"there is no device {device[:60]!r} here{did_you_mean(device[:60], devices)}{why}")
         has = ", ".join(sorted(k.name for k in knobs if device in (k.device, k.uuid)))
         raise ConfigError(f"{device[:60]} has no {name}: it has {has}")
+
+    def find_again(self, uuid: str, name: str) -> Knob:
+        """The knob that a record names."""
+        try:
+            return self.find(uuid, name)
+        except ConfigError as error:
+            return Missing(uuid, name, str(error))

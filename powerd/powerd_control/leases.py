@@ -2,12 +2,14 @@
 
 Before a knob is set, what was found and what is asked stand in a record, synced. A helper that was killed at any
 moment leaves the record, and the next one ends what it says. Records lie in memory (``/run``), as the settings do: a
-boot loses both.
+boot loses both. Nothing is given up: a card that does not answer, and a record that cannot be used, are tried again at
+each `Leases.poll`. What such a record has set is not known, so nothing else is set before it is mended or deleted.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import os
@@ -15,14 +17,15 @@ import secrets
 import stat
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+import zlib
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from powerd_control.knobs import Bench, Found, Knob, KnobError
+from powerd_control.knobs import Bench, Found, Knob, KnobError, Missing
 from powerd_core.errors import ConfigError, ControlError, LeaseHeld
 from powerd_core.lease import (
     ENDINGS,
@@ -38,6 +41,8 @@ from powerd_core.lease import (
     is_same,
     shown,
 )
+from powerd_core.settings import UNITS
+from powerd_core.text import printable
 
 _log = logging.getLogger(__name__)
 
@@ -45,6 +50,10 @@ POLL_S = 2.0
 """How often held knobs are read again, and what did not go back is tried again."""
 GRACE_S = 5.0
 """How long a holder has to come back after the helper was killed."""
+_VERSION = 1
+"""Of the records."""
+_PAGE = 4096
+_MOST_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +86,8 @@ class Hold:
     state: State = State.INTENT
     setting: Setting = field(default_factory=Setting)
     odometer: int | None = None
+    stands: Value | None = None
+    """What it showed last, as it was found or as we have set it."""
     is_read_back: bool = False
     """Whether the driver has shown the newest value as ours."""
     changed_ns: int = 0
@@ -104,30 +115,35 @@ class Hold:
         self.why = f"{happening.value}{': ' if why else ''}{why}"
 
     def apply(self) -> None:
-        """Set what is asked and read it back. The change is dated by its beginning: what ran meanwhile is of neither
-        setting."""
+        """Set what is asked and read it back, unless somebody else has set it meanwhile. The change is dated by its
+        beginning: what ran meanwhile is of neither setting."""
         begin_ns = _now_ns()
         try:
-            self.odometer = self.knob.odometer()
+            odometer, read = self.knob.odometer(), self.knob.read()
+            if read.requested is not None and self.stands is not None and not is_same(read.requested, self.stands):
+                self._lose(read)
+                return
+            self.odometer = odometer
             self.knob.set(self.asked)
             read = self.knob.read()
         except KnobError as error:
             self.happen(Happening.REFUSED, str(error))
             return
+        self.stands = read.requested
         self.setting = Setting(self.asked, read.requested, read.enforced)
         self.limited_s, self.looks, self.missed = self.knob.limited_s(), 0, 0
         if read.requested is None or is_same(read.requested, self.asked):
             self.happen(Happening.APPLIED)
             self.changed_ns = begin_ns
-        elif self._whose(read) == "foreign":
-            self.happen(Happening.OVERRIDDEN, f"it is {shown(read.requested, self.knob.name)} now")
         else:
-            kept = shown(read.requested, self.knob.name)
-            self.happen(Happening.REFUSED, f"the driver keeps {kept} where {self._shown_asked} was asked")
+            kept, asked = (shown(value, self.knob.name) for value in (read.requested, self.asked))
+            self._remember(read)
+            self.happen(Happening.REFUSED, f"the driver keeps {kept} where {asked} was asked")
 
-    @property
-    def _shown_asked(self) -> str:
-        return shown(self.asked, self.knob.name)
+    def _remember(self, read: Setting) -> None:
+        """What the driver made of a value that we have set is ours as well."""
+        if read.requested is not None and read.requested not in self.ours:
+            self.ours.insert(0, read.requested)
 
     def _whose(self, read: Setting) -> str:
         found = self.found.get("value")
@@ -141,9 +157,14 @@ class Hold:
         self.looks, self.missed = self.looks + (missed is not None), self.missed + bool(missed)
         if read.requested is not None and is_same(read.requested, self.asked):
             return
+        if read.requested is not None or self._is_forgotten():
+            self._lose(read)
+
+    def _lose(self, read: Setting) -> None:
+        """The value is not ours any more."""
         if self._is_forgotten():
             self.happen(Happening.FORGOTTEN)
-        elif read.requested is not None:
+        else:
             self.happen(Happening.OVERRIDDEN, f"it is {shown(read.requested, self.knob.name)} now")
 
     def _is_forgotten(self) -> bool:
@@ -166,16 +187,20 @@ class Hold:
                     self.knob.revert(self.found)
                     read = self.knob.read()
                 is_back = read.requested is None or found is None or is_same(read.requested, found)
-                self.happen(Happening.REVERTED if is_back else Happening.REVERT_FAILED)
+                if is_back:
+                    self.happen(Happening.REVERTED)
+                else:
+                    self._remember(read)
+                    self.happen(Happening.REVERT_FAILED, f"it keeps {shown(read.requested, self.knob.name)}")
             self.setting = Setting(None, read.requested, read.enforced)
             self.changed_ns = begin_ns
-        except KnobError as error:
+        except (KnobError, LookupError, TypeError, ValueError) as error:
             self.happen(Happening.REVERT_FAILED, str(error))
 
     def told(self) -> Holding:
         found = self.found.get("value")
         knob = self.knob
-        is_held, evidence = self.state is State.HELD, self._evidence()
+        evidence = self._evidence() if self.state is State.HELD else None
         return Holding(
             knob.device,
             knob.uuid,
@@ -185,7 +210,7 @@ class Hold:
             self.setting,
             self.changed_ns,
             self.why,
-            evidence if is_held else None,
+            evidence,
         )
 
     def _evidence(self) -> Evidence:
@@ -241,49 +266,71 @@ class Records:
 
     def __init__(self, folder: Path) -> None:
         """Raises `ConfigError` for a folder that is a link, or that others can reach."""
-        with contextlib.suppress(FileExistsError):
-            folder.mkdir(mode=0o700)
         try:
+            with contextlib.suppress(FileExistsError):
+                folder.mkdir(mode=0o700)
             self._folder = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError as error:
             raise ConfigError(f"{folder} is no folder of the helper's own: {error.strerror}") from error
+        self.path = folder
         weakref.finalize(self, os.close, self._folder)
         status = os.fstat(self._folder)
         if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
             raise ConfigError(f"{folder} is not the helper's alone: rmdir it, or chmod 700 and chown it")
 
     def write(self, name: str, document: dict[str, Any]) -> None:
-        """Raises `OSError`; the record is then as it was."""
+        """Whole pages, so that a record that grows a little needs no more room. Raises `OSError`; the record is then as
+        it was."""
+        text = json.dumps(document)
+        line = f"{_VERSION} {zlib.crc32(text.encode()):08x} {text}".encode()
+        line += b" " * (-len(line) % _PAGE)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         temporary = f"{name}.new"
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary, dir_fd=self._folder)
+        self._unlink(temporary)
         file = os.open(temporary, flags, 0o600, dir_fd=self._folder)
         try:
-            os.write(file, json.dumps(document).encode())
+            _write_all(file, line)
             os.fsync(file)
+        except OSError:
+            with contextlib.suppress(OSError):
+                self._unlink(temporary)
+            raise
         finally:
             os.close(file)
         os.replace(temporary, f"{name}.json", src_dir_fd=self._folder, dst_dir_fd=self._folder)
         os.fsync(self._folder)
 
     def remove(self, name: str) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(f"{name}.json", dir_fd=self._folder)
+        self._unlink(f"{name}.json")
         os.fsync(self._folder)
 
-    def all(self) -> Iterator[tuple[str, Any]]:
-        """Names and documents; None for a record that cannot be read."""
-        for entry in sorted(os.listdir(self._folder)):
-            name = entry.removesuffix(".json")
-            if name == entry:
-                continue
-            try:
-                file = os.open(entry, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=self._folder)
-                with open(file, "rb") as opened:
-                    yield name, json.loads(opened.read(1 << 20))
-            except (OSError, ValueError):
-                yield name, None
+    def _unlink(self, entry: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(entry, dir_fd=self._folder)
+
+    def names(self) -> list[str]:
+        """Raises `OSError`."""
+        return sorted(entry.removesuffix(".json") for entry in os.listdir(self._folder) if entry.endswith(".json"))
+
+    def read(self, name: str) -> Any:
+        """Raises `OSError`, or `ValueError` for what `write` has not made."""
+        file = os.open(f"{name}.json", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=self._folder)
+        try:
+            line = os.read(file, _MOST_BYTES).decode().rstrip(" ")
+        finally:
+            os.close(file)
+        version, _, rest = line.partition(" ")
+        check, _, text = rest.partition(" ")
+        if version != str(_VERSION):
+            raise ValueError("it is of another version, empty, or no record")
+        if check != f"{zlib.crc32(text.encode()):08x}":
+            raise ValueError("it is cut or damaged")
+        return json.loads(text)
+
+
+def _write_all(file: int, line: bytes) -> None:
+    if os.write(file, line) < len(line):
+        raise OSError(errno.ENOSPC, "it was cut: there is no room for it")
 
 
 class Leases:
@@ -293,10 +340,27 @@ class Leases:
         """``now_s`` is CLOCK_BOOTTIME in seconds, ``boot`` what tells this boot from others."""
         self._bench, self._records, self._now_s, self._boot = bench, records, now_s, boot
         self.leases: dict[str, Lease] = {}
+        self.unusable: dict[str, str] = {}
+        """Records that cannot be used, and why: what they say is still set."""
+        self._over: set[str] = set()
+        """Records of leases that are over, which could not be removed."""
 
-    def acquire(self, holder: Holder, wanted: Iterable[tuple[Knob, Value]], ttl_s: float) -> Lease:
-        """Set the knobs, all of them or none. Raises `LeaseHeld`, or `ControlError` where one could not be set; all
-        is as it was found then."""
+    @property
+    def is_clean(self) -> bool:
+        return not self.leases and not self.unusable
+
+    def acquire(
+        self,
+        holder: Holder,
+        wanted: Iterable[tuple[Knob, Value]],
+        ttl_s: float,
+        stated: Mapping[str, Value] | None = None,
+    ) -> Lease:
+        """Set the knobs, all of them or none; ``stated`` is what is found of those that cannot be read, by name.
+
+        Raises `LeaseHeld`, or `ControlError` where one could not be set; all is as it was found then."""
+        if self.unusable:
+            raise ControlError(f"nothing is set while it is not known what others have left: {self.problems()[0]}")
         wanted = sorted(wanted, key=lambda item: (item[0].uuid, item[0].name))
         keys = [(knob.uuid, knob.name) for knob, _ in wanted]
         if len(set(keys)) < len(keys) or not keys:
@@ -307,7 +371,11 @@ class Leases:
                 device = next(h.knob.device for h in lease.holds if h.key in taken)
                 left = f"{told.ends_in_s:.0f} s from now at the latest, unless it goes on"
                 raise LeaseHeld(f"{device} {min(taken)[1]} is held by {told.holder} until {left} (lease {lease.id})")
-        holds = [Hold(knob, knob.find(), [value]) for knob, value in wanted]
+        holds = []
+        for knob, value in wanted:
+            found = {"value": stated[knob.name]} if stated and knob.is_untold else knob.find()
+            holds.append(Hold(knob, found, [value], stands=found["value"]))
+            _check_bound(holds[-1], value)
         lease = Lease(secrets.token_hex(8), holder, ttl_s, holds, self._now_s() + ttl_s)
         self._intend(lease)
         self.leases[lease.id] = lease
@@ -323,6 +391,8 @@ class Leases:
         holds = [hold for hold in lease.holds if hold.key in levels]
         if gone := next((hold for hold in holds if hold.state is not State.HELD), None):
             raise ControlError(f"{gone.knob.device} {gone.knob.name}: {gone.why}")
+        for hold in holds:
+            _check_bound(hold, levels[hold.key])
         for hold in holds:
             hold.happen(Happening.CHANGED)
             hold.ours = [*hold.ours[-1:], levels[hold.key]]
@@ -371,24 +441,47 @@ class Leases:
         self._revert(lease)
 
     def _revert(self, lease: Lease) -> None:
+        self._find_missing(lease)
+        before = [hold.why for hold in lease.holds]
         _each_device([hold for hold in lease.holds if hold.state is State.REVERTING], Hold.revert)
-        for hold in lease.holds:
-            _log.info(f"lease {lease.id}: {hold.knob.device} {hold.knob.name}: {hold.why}")
+        for hold, why in zip(lease.holds, before, strict=True):
+            if hold.why != why:
+                level = logging.INFO if hold.state is State.ENDED else logging.WARNING
+                _log.log(level, f"lease {lease.id}: {hold.knob.device} {hold.knob.name}: {hold.why}")
         if lease.is_over:
             self.leases.pop(lease.id, None)
-            try:
-                self._records.remove(lease.id)
-            except OSError as error:
-                _log.warning(f"the record of lease {lease.id} cannot be removed: {error.strerror}")
+            self._remove(lease.id)
+        else:
+            with contextlib.suppress(OSError):  # what the driver made of ours meanwhile
+                self._records.write(lease.id, lease.document(self._boot))
+
+    def _remove(self, name: str) -> None:
+        try:
+            self._records.remove(name)
+            self._over.discard(name)
+        except OSError as error:
+            self._over.add(name)
+            _log.warning(f"the record of lease {name} cannot be removed: {error.strerror}")
+
+    def _find_missing(self, lease: Lease) -> None:
+        for hold in lease.holds:
+            if isinstance(hold.knob, Missing):
+                hold.knob = self._bench.find_again(*hold.key)
 
     def poll(self) -> None:
-        """Look at what is held: silence, other people's changes, drivers that were loaded anew."""
+        """Look at what is held: silence, other people's changes, drivers that were loaded anew; and try again what did
+        not go back."""
+        for name in list(self._over):
+            self._remove(name)
+        if self.unusable:
+            self.restore()
         for lease in list(self.leases.values()):
             if lease.is_ending:
                 self._revert(lease)
             elif self._now_s() >= lease.deadline_s:
                 self.end(lease, Happening.SILENT if lease.is_attached else Happening.ORPHANED)
             else:
+                self._find_missing(lease)
                 for hold in lease.holds:
                     if hold.state is State.HELD:
                         _look(lease, hold)
@@ -399,37 +492,72 @@ class Leases:
 
     def restore(self) -> None:
         """Take up the records of a helper that was killed: a holder that is alive may come back for `GRACE_S`."""
-        for name, document in list(self._records.all()):
-            try:
-                if document["boot_id"] != self._boot:
-                    _log.warning(f"lease {name} is of an earlier boot, which has forgotten its settings")
-                    self._records.remove(name)
-                    continue
-                lease = self._lease_of(document)
-            except (KeyError, TypeError, ValueError, OSError) as error:
-                _log.error(f"the record of lease {name} cannot be used, and stays: {error!r}")
-                continue
-            self.leases[lease.id] = lease
-            is_held = all(hold.state is not State.INTENT for hold in lease.holds)
-            if not (is_held and lease.holder.is_alive()) or lease.is_ending:
-                self.end(lease, Happening.ORPHANED)
+        before, self.unusable = self.unusable, {}
+        try:
+            names = self._records.names()
+        except OSError as error:
+            names, self.unusable = [], {"*": f"the folder cannot be read: {error.strerror}"}
+        for name in names:
+            if name not in self.leases and name not in self._over:
+                try:
+                    self._take_up(name)
+                except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+                    self.unusable[name] = str(error) or repr(error)
+        if self.unusable != before:
+            for problem in self.problems():
+                _log.error(problem)
+
+    def problems(self) -> list[str]:
+        """What is wrong with records, a line each."""
+        return [
+            f"the record {name}.json in {self._records.path} cannot be used, so a knob may not be at what was found: "
+            f"{printable(why, limit=200)}. Set it by hand, and delete the record"
+            for name, why in self.unusable.items()
+        ]
+
+    def _take_up(self, name: str) -> None:
+        document = self._records.read(name)
+        if document["boot_id"] != self._boot:
+            _log.warning(f"lease {name} is of an earlier boot, which has forgotten its settings")
+            self._remove(name)
+            return
+        lease = self._lease_of(document)
+        if lease.id != name:
+            raise ValueError("it is the record of another lease")
+        self.leases[name] = lease
+        is_held = all(hold.state is not State.INTENT for hold in lease.holds)
+        if lease.is_ending:
+            self._revert(lease)
+        elif not (is_held and lease.holder.is_alive()):
+            self.end(lease, Happening.ORPHANED)
 
     def _lease_of(self, document: Any) -> Lease:
-        holds = [
-            Hold(
-                self._bench.find(h["uuid"], h["knob"]),
-                h["found"],
-                list(h["ours"]),
-                State(h["state"]),
-                odometer=h["odometer"],
-                is_read_back=h["state"] != State.INTENT,
-                changed_ns=_now_ns(),
-            )
-            for h in document["holds"]
-        ]
+        holds = [self._hold_of(h) for h in document["holds"]]
         holder = Holder(**document["holder"])
         until_s = self._now_s() + GRACE_S
-        return Lease(document["lease"], holder, document["ttl_s"], holds, until_s, is_attached=False)
+        return Lease(str(document["lease"]), holder, float(document["ttl_s"]), holds, until_s, is_attached=False)
+
+    def _hold_of(self, document: Any) -> Hold:
+        found, ours, state = document["found"], list(document["ours"]), State(document["state"])
+        if not ours or not all(isinstance(value, float | str) for value in (found["value"], *ours)):
+            raise ValueError("it does not say what was found, and what was set")
+        odometer = document["odometer"]
+        if document["knob"] not in UNITS or not isinstance(odometer, int | None):
+            raise ValueError("it names no knob of ours")
+        knob = self._bench.find_again(str(document["uuid"]), document["knob"])
+        is_read_back = state is not State.INTENT
+        stands = ours[-1] if is_read_back else None
+        return Hold(
+            knob, found, ours, state, odometer=odometer, stands=stands, is_read_back=is_read_back, changed_ns=_now_ns()
+        )
+
+
+def _check_bound(hold: Hold, value: Value) -> None:
+    """Raises `ConfigError` for more than the knob's greatest."""
+    most = hold.knob.greatest(hold.found)
+    if most is not None and not (isinstance(value, float) and value <= most + 1e-6):
+        name = hold.knob.name
+        raise ConfigError(f"{name} is never set above what was found, {shown(most, name)}: not to {shown(value, name)}")
 
 
 def _look(lease: Lease, hold: Hold) -> None:

@@ -1,6 +1,8 @@
 """Who may turn which knob, how far and for how long: a TOML file that allows nothing by default.
 
     powerd_user = "powerd"            # whom to believe for whom it asks (rules with ``remote``)
+    sm_clock_found = "unlocked"       # or the MHz that an administrator locks it to: no driver tells it
+    mem_clock_found = "unlocked"
 
     [[allow]]
     group = "energy"                  # or user = "ada", or remote = "trainer" (a key with the role control)
@@ -29,7 +31,7 @@ from typing import Literal
 
 from powerd_control.knobs import Knob
 from powerd_core.errors import ConfigError, ControlDenied
-from powerd_core.lease import KNOB_OF_OPTION, Value, option_of, shown
+from powerd_core.lease import KNOB_OF_OPTION, UNLOCKED, Value, option_of, shown
 from powerd_core.serde import build_options, parse_toml
 from powerd_core.settings import UNITS
 
@@ -116,6 +118,19 @@ class Policy:
 
     allow: tuple[Rule, ...] = ()
     powerd_user: str = ""
+    sm_clock_found: Value | None = None
+    mem_clock_found: Value | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in self.stated.items():
+            if isinstance(value, str) and value != UNLOCKED:
+                raise ValueError(f"{name}_found is {UNLOCKED!r}, or a number of MHz")
+
+    @property
+    def stated(self) -> dict[str, Value]:
+        """What is found of the knobs that nobody can read, by name."""
+        of = {"sm_clock": self.sm_clock_found, "mem_clock": self.mem_clock_found}
+        return {name: value for name, value in of.items() if value is not None}
 
     def believes(self, uid: int) -> bool:
         """Whether the process of this user may say for whom it asks."""
@@ -133,6 +148,11 @@ class Policy:
         if not rules:
             raise ControlDenied("no rule of the policy names you, and nobody is allowed anything by default")
         for knob, value in wanted:
+            if knob.is_untold and knob.name not in self.stated:
+                raise ControlDenied(
+                    f"no driver tells what {knob.name} is set to: above all rules, the policy has to say "
+                    f'{knob.name}_found = "{UNLOCKED}", or the MHz that it is locked to'
+                )
             objections = [rule.objection(caller, knob, value, ttl_s) for rule in rules]
             if all(objections):
                 raise ControlDenied(f"the policy allows you {'; or '.join(sorted(set(objections)))}")

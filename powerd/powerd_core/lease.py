@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal, TypeVar
 
@@ -88,6 +88,7 @@ class Happening(StrEnum):
     STOPPED = "the helper stops"
     ORPHANED = "the helper was killed and the holder did not come back"
     TAKEN = "an administrator took it away"
+    FORBIDDEN = "the policy does not allow it any more"
     OVERRIDDEN = "somebody else changed the value"
     FORGOTTEN = "the driver forgot the value"
     REVERTED = "what was found stands again"
@@ -102,6 +103,7 @@ ENDINGS = (
     Happening.STOPPED,
     Happening.ORPHANED,
     Happening.TAKEN,
+    Happening.FORBIDDEN,
 )
 """What ends a lease. A value that is still ours has to go back then; one that is not ours any more stays."""
 
@@ -250,7 +252,7 @@ class Request:
     """A line to the helper.
 
     ``describe``  the knobs, what they take and what they are set to
-    ``status``    the leases that there are
+    ``status``    the leases that there are, and ``problems``
     ``acquire``   ``wishes`` for ``ttl_s`` seconds from each sign of life, as ``name``; queues for ``wait_s`` at most
     ``set``       other levels for the knobs of ``lease``
     ``renew``     a sign of life for ``lease``; after the helper was killed it makes the lease known again
@@ -319,6 +321,8 @@ class Answer:
     leases: tuple[LeaseInfo, ...] = ()
     knobs: tuple[KnobInfo, ...] = ()
     allowed: tuple[str, ...] = ()
+    problems: tuple[str, ...] = field(default=(), metadata={"later": True})
+    """What the helper could not put back or read, a line each."""
 
 
 _ERRORS: Mapping[str, type[ConfigError] | type[ControlError]] = {

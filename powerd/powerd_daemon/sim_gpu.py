@@ -80,7 +80,7 @@ def _serve(server: Server, environment: dict[str, str], folder: Path, arguments:
             helper = _start_helper(folder, environment)
         if arguments.then:
             status = _run_command(arguments.then, environment)
-            if status == 0 and server.face.was_measured and not any(gpu.truth.busy_s for gpu in server.node.gpus):
+            if status == 0 and server.was_measured and not any(gpu.truth.busy_s for gpu in server.node.gpus):
                 sys.stdout.flush()
                 print(_IDLE, file=sys.stderr)
             return status
@@ -119,7 +119,8 @@ def _run_command(command: list[str], environment: dict[str, str]) -> int:
 
 def _start_helper(folder: Path, environment: dict[str, str]) -> subprocess.Popen[bytes]:
     """The control helper, for the user who runs this. It is spoken to by message alone, and so it is a process."""
-    rule = f'[[allow]]\nuser = "{getpass.getuser()}"\ndevices = ["*"]\nsteal = true\n'
+    found = 'sm_clock_found = "unlocked"\nmem_clock_found = "unlocked"\n'
+    rule = f'{found}[[allow]]\nuser = "{getpass.getuser()}"\ndevices = ["*"]\nsteal = true\n'
     policy = folder / "control.toml"
     replace(policy, rule + 'knobs = ["power_cap", "sm_clock", "mem_clock"]\n', 0o600)
     command = [sys.executable, "-P", "-m", "powerd_control", "--socket", environment[_CONTROL], "--policy", str(policy)]

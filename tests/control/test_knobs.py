@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from powerd_control.knobs import Bench, KnobError, amd_knobs, cpu_knobs, gpu_knobs
+from powerd_control.leases import Holder, Leases, Records
 from powerd_core.errors import ConfigError
 from powerd_core.lease import Setting
 from support import file_nvml
@@ -217,6 +218,33 @@ class TestProcessors:
         monkeypatch.setattr(Path, "write_text", refuse)
         with pytest.raises(KnobError, match="Input/output error"):
             of.set(90.0)
+
+    def test_the_power_of_a_package_has_a_known_range_or_is_no_knob(self, tmp_path):
+        root = make_sysfs(tmp_path)
+        of = knob(cpu_knobs(root), "package_power").range
+        assert (of.least, of.greatest) == (31.25, 125.0)
+        (root / "class/powercap/intel-rapl:0/constraint_0_max_power_uw").write_text("0\n")
+        with pytest.raises(KnobError, match="does not say how much power"):
+            _ = knob(cpu_knobs(root), "package_power").range
+
+    @pytest.mark.parametrize("found_uw", [90_000_000, 125_000_000])
+    def test_the_power_of_a_package_is_never_set_above_what_was_found(self, tmp_path, found_uw):
+        root = make_sysfs(tmp_path)
+        (root / "class/powercap/intel-rapl:0/constraint_0_power_limit_uw").write_text(f"{found_uw}\n")
+        before = contents(root)
+        bench = Bench({"cpu": lambda: cpu_knobs(root)})
+        leases = Leases(bench, Records(tmp_path / "leases"), lambda: 0.0, "boot")
+        cap, me = bench.find("cpu0", "package_power"), Holder(0, 1, 1)
+        if found_uw < 100_000_000:
+            with pytest.raises(ConfigError, match="never set above what was found, 90 W: not to 100 W"):
+                leases.acquire(me, [(cap, 100.0)], 30.0)
+            assert contents(root) == before
+        lease = leases.acquire(me, [(cap, 80.0)], 30.0)
+        with pytest.raises(ConfigError, match="never set above"):
+            leases.change(lease, [(cap, 125.5)])
+        assert cap.read().requested == 80.0
+        leases.end_all()
+        assert contents(root) == before
 
     def test_a_machine_without_any(self, tmp_path):
         assert list(cpu_knobs(tmp_path)) == []

@@ -434,14 +434,6 @@ class TestRecords:
         with pytest.raises(ValueError, match="not the helper's alone"):
             Records(tmp_path / "leases")
 
-    @pytest.mark.parametrize("text", ["", "{}", "[1]", '{"boot_id":"first","lease":"x"}', "\0" * 99])
-    def test_a_record_that_cannot_be_read_stays_and_stops_nobody(self, machine, text):
-        machine.start()
-        (machine.records / "bad.json").write_text(text)
-        again = machine.start()
-        again.acquire(me(), machine.wanted(ASKED_W), 30.0)
-        assert machine.caps_w() == [ASKED_W]
-
     def test_a_record_that_is_a_link_is_not_followed(self, machine, tmp_path):
         leases = machine.start()
         leases.acquire(DEAD, machine.wanted(ASKED_W), 30.0)

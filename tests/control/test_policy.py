@@ -19,8 +19,9 @@ ADA = Caller(os.getuid(), frozenset({os.getgid()}))
 STRANGER = Caller(os.getuid() + 1, frozenset({os.getgid() + 1}))
 
 
-def knob(name="power_cap", device="gpu0", uuid="GPU-1", *, users=None, is_shared=False):
-    return SimpleNamespace(name=name, device=device, uuid=uuid, is_shared=is_shared, users=lambda: users)
+def knob(name="power_cap", device="gpu0", uuid="GPU-1", *, users=None, **more):
+    more = {"is_shared": False, "is_untold": False} | more
+    return SimpleNamespace(name=name, device=device, uuid=uuid, users=lambda: users, **more)
 
 
 def policy(text, tmp_path):

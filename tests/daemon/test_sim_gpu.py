@@ -220,6 +220,23 @@ class TestFaults:
         assert gpu.set_to.limit_w == 260.0
         assert gpu.energy_mj < counted
 
+    def test_renumbered(self):
+        node = SimulatedNode([SimulatedGpu(RTX_6000, index) for index in range(2)])
+        first, second = node.gpus
+        now_s = [1.0]
+        call = NvmlFace(node, lambda: now_s[0]).call
+        handle = call("nvmlDeviceGetHandleByIndex", [0])
+        first.faults = {"renumbered"}
+        call("nvmlDeviceSetPowerManagementLimit", [handle, 180_000])
+        now_s[0] += 2.0
+        with pytest.raises(Refusal) as told:
+            call("nvmlDeviceGetUUID", [handle])
+        assert told.value.code == 1
+        call("nvmlInit", [])
+        assert call("nvmlDeviceGetUUID", [handle]) == second.uuid, "the handle is another card's"
+        assert call("nvmlDeviceGetHandleByUUID", [first.uuid]) == 1
+        assert (first.set_to.limit_w, node.gpus) == (260.0, [second, first])
+
     def test_no_permission(self, gpu):
         with pytest.raises(Refusal) as told:
             self.after(gpu, "no-permission")

@@ -49,13 +49,13 @@ ALLOWED = {
     "powerd/powerd_control/helper.py": {
         "path.unlink()": "root's own socket, which nobody answers at",
         "arguments.socket.unlink()": "the socket that it has bound itself",
+        "os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 384)": "a lock, of which nothing is read",
     },
     "powerd/powerd_control/knobs.py": {"path.write_text(text)": "sysfs"},
     "powerd/powerd_control/leases.py": {
-        "os.unlink(temporary, dir_fd=self._folder)": BY_DESCRIPTOR,
+        "os.unlink(entry, dir_fd=self._folder)": BY_DESCRIPTOR,
         "os.open(temporary, flags, 384, dir_fd=self._folder)": BY_DESCRIPTOR,
         "os.replace(temporary, f'{name}.json', src_dir_fd=self._folder, dst_dir_fd=self._folder)": BY_DESCRIPTOR,
-        "os.unlink(f'{name}.json', dir_fd=self._folder)": BY_DESCRIPTOR,
     },
     "powerd/powerd_daemon/cli.py": {"os.open(os.devnull, os.O_WRONLY)": "a device"},
     "powerd/powerd_daemon/sim_gpu.py": {"(folder / 'control.log').open('wb')": OWN_FOLDER},

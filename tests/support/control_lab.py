@@ -17,6 +17,7 @@ from support.steady import wait_for
 
 FOUND_W, ASKED_W = 260.0, 200.0
 RULE = """
+sm_clock_found = "unlocked"
 [[allow]]
 user = "{user}"
 devices = ["*"]

@@ -101,6 +101,14 @@ def nvmlDeviceGetHandleByIndex(index: int) -> int:
     return index
 
 
+def nvmlDeviceGetHandleByUUID(uuid: str) -> int:
+    return int(uuid[4:12])
+
+
+def nvmlDeviceGetIndex(gpu: int) -> int:
+    return gpu
+
+
 def nvmlDeviceGetUUID(gpu: int) -> str:
     return f"GPU-0000000{gpu}-fake"
 

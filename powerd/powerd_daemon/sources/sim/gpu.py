@@ -43,6 +43,7 @@ FAULTS = (
     "no-permission",
     "not-supported",
     "slow",  # a setting takes 3 s
+    "renumbered",  # as driver-reload, and the cards of the machine have other numbers then
     "lost",  # the GPU is lost a second after each change
     "thermal",  # it slows down for heat
     "brake",  # the power brake slows it down
@@ -72,7 +73,7 @@ class Refusal(Exception):
         self.code = code
 
 
-INVALID, NOT_SUPPORTED, NO_PERMISSION, GPU_IS_LOST = 2, 3, 4, 15
+UNINITIALIZED, INVALID, NOT_SUPPORTED, NO_PERMISSION, GPU_IS_LOST = 1, 2, 3, 4, 15
 
 
 @dataclass(slots=True)
@@ -157,7 +158,7 @@ class SimulatedGpu:
         """Who works on it."""
         self.is_persistent = True
         self.temperature_c = card.ambient_c + card.idle_w * card.warming_k_per_w
-        self.is_lost = False
+        self.is_lost = self.is_renumbered = False
         self.setters: list[tuple[str, object]] = []
         """Every setting that was asked for, as evidence."""
         self._now_s = now_s
@@ -233,7 +234,7 @@ class SimulatedGpu:
                 value = (self.set_to.limit_w + float(value)) / 2  # type: ignore[arg-type]
             setattr(self.set_to, name, value)
         self._settled_s = self._now_s + self.card.settle_s
-        if self.faults & {"other-client", "driver-reload", "lost"}:
+        if self.faults & {"other-client", "driver-reload", "renumbered", "lost"}:
             self._next_fault_s = self._now_s + FAULT_AFTER_S
 
     def has_fault(self, fault: str, name: str) -> bool:
@@ -426,6 +427,7 @@ class SimulatedGpu:
             self.set_to.limit_w = round((least + greatest) / 2) + 7.0
         if "driver-reload" in self.faults:
             self.reload()
+        self.is_renumbered = "renumbered" in self.faults
         self.is_lost = self.is_lost or "lost" in self.faults
         self._obey()
 
@@ -436,10 +438,21 @@ class SimulatedNode:
 
     gpus: list[SimulatedGpu] = field(default_factory=list)
     machine: Machine = field(default_factory=Machine)
+    loads: int = 0
+    """How often the driver was loaded anew for all of them: handles of before are invalid."""
 
     def advance(self, to_s: float) -> None:
         for gpu in self.gpus:
             gpu.advance(to_s)
+        if any(gpu.is_renumbered for gpu in self.gpus):
+            self.load(self.gpus[1:] + self.gpus[:1])
+
+    def load(self, gpus: list[SimulatedGpu]) -> None:
+        """Load the driver anew, which finds these cards in this order: settings, counters and handles are gone."""
+        self.gpus, self.loads = gpus, self.loads + 1
+        for index, gpu in enumerate(gpus):
+            gpu.index, gpu.is_renumbered = index, False
+            gpu.reload()
 
     @property
     def wall_j(self) -> float:

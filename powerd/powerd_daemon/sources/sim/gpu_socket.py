@@ -27,7 +27,7 @@ from typing import Any, ClassVar
 from powerd_core.errors import PeerError
 from powerd_core.text import printable
 from powerd_daemon.sources.sim.gpu import SLOW_S, Refusal, SimulatedGpu, SimulatedNode, Work, check_faults
-from powerd_daemon.sources.sim.nvml_face import NvmlFace
+from powerd_daemon.sources.sim.nvml_face import READINGS, NvmlFace
 
 ENVIRONMENT = "POWERD_SIM_GPU"
 MAX_LINE = 1 << 16
@@ -48,6 +48,7 @@ class _Client:
     socket: socket.socket
     pid: int
     """Of its process."""
+    face: NvmlFace
     received: bytearray = field(default_factory=bytearray)
     work: Work | None = None
     due_s: float | None = None
@@ -60,7 +61,8 @@ class Server:
 
     def __init__(self, node: SimulatedNode, listener: socket.socket) -> None:
         self.node, self._listener = node, listener
-        self.face = NvmlFace(node, now_s)
+        self.was_measured = False
+        """Whether somebody has read power or joules."""
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ, self._accept)
         self._clients: list[_Client] = []
@@ -114,7 +116,7 @@ class Server:
             return
         accepted.setblocking(False)
         pid, _, _ = struct.unpack("3i", accepted.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-        client = _Client(accepted, pid)
+        client = _Client(accepted, pid, NvmlFace(self.node, now_s))
         self._clients.append(client)
         self._selector.register(accepted, selectors.EVENT_READ, lambda: self._receive(client))
 
@@ -182,7 +184,8 @@ class Server:
         return {"truth": truth_of(gpu)}
 
     def _call(self, client: _Client, name: str, arguments: list[Any]) -> dict[str, Any] | None:
-        answer = {"value": self.face.call(name, arguments)}
+        self.was_measured |= name in READINGS
+        answer = {"value": client.face.call(name, arguments)}
         if not name.startswith(_SETTERS):
             return answer
         gpu = self.node.gpus[int(arguments[0])]

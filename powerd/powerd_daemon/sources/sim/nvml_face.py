@@ -23,6 +23,7 @@ from powerd_daemon.sources.sim.gpu import (
     LOW_PASS_S,
     NO_PERMISSION,
     NOT_SUPPORTED,
+    UNINITIALIZED,
     Refusal,
     SimulatedGpu,
     SimulatedNode,
@@ -37,7 +38,7 @@ _OF_THE_DRIVER = ("nvmlDevice", "nvmlEventSet", "nvmlGpuInstance", "nvmlGpm", "n
 _REAL = "powerd_installed_pynvml"
 _TAKEN = "2026-01-01T00:00:00Z"
 """A date, where one is shown."""
-_READINGS = ("nvmlDeviceGetPowerUsage", "nvmlDeviceGetTotalEnergyConsumption", "nvmlDeviceGetSamples")
+READINGS = ("nvmlDeviceGetPowerUsage", "nvmlDeviceGetTotalEnergyConsumption", "nvmlDeviceGetSamples")
 Call = Callable[[str, list[Any]], Any]
 """From a function's name and its arguments to its value. Raises `Refusal`."""
 
@@ -47,8 +48,8 @@ class NvmlFace:
 
     def __init__(self, node: SimulatedNode, now_s: Callable[[], float], wall_s: Callable[[], float] = time.time):
         self.node, self._now_s, self._wall_s = node, now_s, wall_s
-        self.was_measured = False
-        """Whether somebody has read power or joules."""
+        self._loads = node.loads
+        """Of the driver when NVML was opened: one face for each who opens it."""
 
     def call(self, name: str, arguments: list[Any]) -> Any:
         """The value of a function. Raises `Refusal`."""
@@ -56,7 +57,8 @@ class NvmlFace:
         if not name.startswith("nvml") or function is None:
             raise Refusal(NOT_SUPPORTED)
         self.node.advance(self._now_s())
-        self.was_measured |= name in _READINGS
+        if self._loads != self.node.loads and name != "nvmlInit":
+            raise Refusal(UNINITIALIZED)
         if name.startswith(("nvmlDeviceGet", "nvmlDeviceSet", "nvmlDeviceReset")) and "Handle" not in name:
             if name == "nvmlDeviceGetCount":
                 return len(self.node.gpus)
@@ -65,6 +67,7 @@ class NvmlFace:
         return function(*arguments)
 
     def _gpu(self, handle: Any) -> SimulatedGpu:
+        """By its number, as a handle."""
         if not isinstance(handle, int) or not 0 <= handle < len(self.node.gpus):
             raise Refusal(INVALID)
         gpu = self.node.gpus[handle]
@@ -74,7 +77,8 @@ class NvmlFace:
 
     # The library.
 
-    def _nvmlInit(self) -> None: ...
+    def _nvmlInit(self) -> None:
+        self._loads = self.node.loads
 
     def _nvmlShutdown(self) -> None: ...
 
