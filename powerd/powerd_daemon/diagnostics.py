@@ -59,6 +59,7 @@ from powerd_daemon.spool import SpoolDirectory
 WIDTH = 80
 _TCP_LISTENS, _UNIX_LISTENS = "0A", "00010000"
 SLEEPS, SLEEP_NS = 200, 1_000_000
+LOOK_NS = 100_000_000
 PROBE_BYTES = 8 << 20
 SMALL_BYTES = 1 << 30
 SLOW_BYTES_PER_S = 2e6
@@ -469,8 +470,26 @@ def check_powercap(machine: Machine, config: Config | None) -> Iterator[Finding]
         what = f"{len(closed)} of {len(counters)} RAPL counters cannot be read by this user"
         remedy = f"install {RULES} (group powerd may read them), and: sudo usermod -aG powerd $USER"
         yield Finding("powercap", FAIL if must else WARN, what, remedy)
+    elif not _any_moves(machine, counters):
+        what = f"{len(counters)} RAPL counters can be read and stand still, as in virtual machines: they count nothing"
+        yield Finding("powercap", WARN, what, "leave the source 'rapl' out; kind = \"cpu-model\" models the processor")
     else:
         yield Finding("powercap", OK, f"{len(counters)} RAPL counters can be read")
+
+
+def _any_moves(machine: Machine, counters: list[Path]) -> bool:
+    """Whether any counter moves within a tenth of a second: they do each millisecond, about."""
+
+    def values() -> list[bytes]:
+        read = []
+        for path in counters:
+            with suppress(OSError):  # some kernels list zones that they cannot read
+                read.append(path.read_bytes())
+        return read
+
+    before = values()
+    machine.clock.sleep_until(machine.clock.now_ns() + LOOK_NS)
+    return values() != before
 
 
 def check_nvml(machine: Machine, config: Config | None) -> Iterator[Finding]:

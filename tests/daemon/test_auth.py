@@ -108,6 +108,7 @@ def test_who_is_allowed_is_served_on_all_sockets(house: House, powerd: Running) 
     assert powerd.daemon.description.access == "keys"
 
 
+@pytest.mark.slow
 def test_stats_name_clients_by_their_keys(house: House, powerd: Running) -> None:
     with dealer(powerd.daemon.data, Credentials(house.pairs["read"], house.server.public)) as made:
         answer(made, REQUESTS["data"])

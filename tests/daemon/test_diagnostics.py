@@ -99,7 +99,15 @@ def test_the_port_of_a_meter_and_rapl_must_be_there_and_open(tmp_path: Path) -> 
         assert [f.verdict for f in ports(area, machine(tmp_path), meter)] == [OK]
     assert only(check_powercap(machine(tmp_path), config("rapl"))).verdict == FAIL
     make(tmp_path, "sys/class/powercap/intel-rapl:0/energy_uj")
-    assert only(check_powercap(machine(tmp_path), None)).verdict == OK
+    standing = only(check_powercap(machine(tmp_path), None))
+    assert (standing.verdict, "stand still" in standing.what) == (WARN, True)
+    counter = tmp_path / "sys/class/powercap/intel-rapl:0/energy_uj"
+
+    class Counting(VirtualClock):
+        def sleep_until(self, t_ns: int) -> None:
+            counter.write_text(f"{t_ns}")
+
+    assert only(check_powercap(machine(tmp_path, clock=Counting()), None)).verdict == OK
     assert only(check_powercap(machine(tmp_path, may=never), None)).verdict == WARN
 
 
