@@ -61,7 +61,7 @@ test: $(READY)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m 'not slow and not soak'
 
 test-rest: $(READY) $(MICROPYTHON_READY)
-	$(BIN)/python -m pytest -n $$((2 * $(WORKERS))) --dist loadgroup -m 'slow and not soak'
+	$(BIN)/python -m pytest -n $$((2 * $(WORKERS))) --dist loadfile --no-loadscope-reorder -m 'slow and not soak'
 
 test-all: test test-rest
 

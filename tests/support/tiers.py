@@ -84,14 +84,10 @@ def pytest_ignore_collect(collection_path, config):
 
 
 def pytest_collection_modifyitems(items):
-    """Tests that share a recording or a campaign of their file stay in one process (``--dist loadgroup``)."""
     for item in items:
         slow = is_listed(item.nodeid) or item.get_closest_marker("real_gpu")
         if slow and not item.get_closest_marker("quick"):
             item.add_marker(pytest.mark.slow)
-        fixtures = [used[-1] for used in item._fixtureinfo.name2fixturedefs.values() if used]
-        if any(fixture.scope in ("module", "class") for fixture in fixtures):
-            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
 
 
 @pytest.fixture(scope="session", autouse=True)
