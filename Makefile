@@ -17,7 +17,7 @@ PYTHON ?= python3
 VENV ?= .venv
 CONSTRAINTS ?= constraints.txt
 MINUTES ?= 10
-# Two for two cores; the rest of the tests waits often, so twice as many run beside each other.
+# One for each core; the rest of the tests waits at times, so one more runs beside them.
 CORES := $(shell nproc 2>/dev/null || echo 2)
 WORKERS ?= $(shell test $(CORES) -gt 8 && echo 8 || echo $(CORES))
 BIN := $(VENV)/bin
@@ -61,7 +61,7 @@ test: $(READY)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m 'not slow and not soak'
 
 test-rest: $(READY) $(MICROPYTHON_READY)
-	$(BIN)/python -m pytest -n $$((2 * $(WORKERS))) --dist loadfile --no-loadscope-reorder -m 'slow and not soak'
+	$(BIN)/python -m pytest -n $$((1 + $(WORKERS))) --dist loadfile --no-loadscope-reorder -m 'slow and not soak'
 
 test-all: test test-rest
 

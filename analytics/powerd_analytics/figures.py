@@ -30,7 +30,6 @@ from powerd_analytics.export import Cell, Column, Kind, Table, encodable, is_num
 from powerd_analytics.metrics import eds, gflops_per_w_paper
 from powerd_analytics.runs.accuracy import BEST, Series, series_of
 from powerd_analytics.runs.in_force import ENFORCED_CAP, Enforced
-from powerd_analytics.runs.other_programs import note_of, other_programs
 from powerd_analytics.runs.phases import (
     EXECUTED,
     LAYER,
@@ -40,7 +39,7 @@ from powerd_analytics.runs.phases import (
     kept,
     number,
 )
-from powerd_analytics.runs.ranks import Ranks, device_identity, ranks_of
+from powerd_analytics.runs.ranks import Ranks, device_identity, note_of, other_programs, ranks_of
 from powerd_analytics.runs.run import Progress, Run, no_progress, pick, read_run, recalibrate
 from powerd_analytics.settings import Driver, Setting, settings_of
 from powerd_analytics.table import (
@@ -761,7 +760,7 @@ def gpus_of(run: Run) -> int:
 _INTERPRETER = re.compile(r"python[\d.]*(\.exe)?|-.*")
 _NAMING = "(?:out|output|save|logs?|run|repeat)"
 NO_FACTOR = re.compile(
-    rf"(?:\w+[-_])?seed|{_NAMING}|(?:\w+[-_])?{_NAMING}[-_](?:dir|path|file|name|id|to)", re.IGNORECASE
+    rf"(?:\w+[-_])?seed(?:[-_]\w+)?|{_NAMING}|(?:\w+[-_])?{_NAMING}[-_](?:dir|path|file|name|id|to)", re.IGNORECASE
 )
 """Names of attributes and options that never part cells: seeds, repeats, names of runs and files, output paths."""
 _MAY_BE_FLAGS = re.compile("save|logs?", re.IGNORECASE)

@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from powerd_analytics.runs.other_programs import note_of, other_programs
 from powerd_analytics.runs.phases import LAYER, kept
+from powerd_analytics.runs.ranks import note_of, other_programs
 from powerd_analytics.runs.run import Progress, Run, no_progress, read_run
 from powerd_analytics.table import (
     ITERATION,

@@ -62,7 +62,6 @@ from powerd_analytics.idle import IdleRow, idle_of
 from powerd_analytics.metrics import edp_js, gflops_per_w, gflops_per_w_paper, mean_power_w
 from powerd_analytics.runs.in_force import ENFORCED_CAP, TOLERANCE_W, Enforced, knob_of
 from powerd_analytics.runs.nesting import EVALUATIONS, FORWARD, PASSES_OF, UPDATE, containers, key_of, parts_of
-from powerd_analytics.runs.other_programs import note_of, other_programs
 from powerd_analytics.runs.phases import (
     EXECUTED,
     LAYER,
@@ -78,7 +77,7 @@ from powerd_analytics.runs.phases import (
     pieces,
     without,
 )
-from powerd_analytics.runs.ranks import NOBODY, present_in, ranks_of
+from powerd_analytics.runs.ranks import NOBODY, note_of, other_programs, present_in, ranks_of
 from powerd_analytics.runs.run import Progress, Run, no_progress
 from powerd_analytics.settings import Settings, settings_of
 from powerd_analytics.signals import load_bounded

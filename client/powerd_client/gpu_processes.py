@@ -19,11 +19,9 @@ from typing import Any
 from powerd_client.hostclock import now_ns
 from powerd_client.ranks import rank_here
 from powerd_core.errors import ConfigError
+from powerd_core.marks import OTHERS
 from powerd_core.model import Device, uuid_key
 
-OTHERS = "gpu-processes"
-"""The event: ``device``, and ``others``, the processes on it that are not of the run, each with ``pid``, ``user`` and
-``memory_mib`` (None where it is not told). It holds until the next one of its device."""
 LOOK_S = 1.0
 _FIRST_NAMESPACE = "pid:[4026531836]"
 """Where process ids are the machine's own, as the driver's are (PROC_PID_INIT_INO of linux/proc_ns.h)."""

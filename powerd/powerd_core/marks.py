@@ -27,6 +27,8 @@ _PRIME, THREAD_BITS = 251, 24
 _SEAL = b',"crc":"%08x"}'
 _SEAL_BYTES = len(_SEAL % 0)
 EDGE = Struct("<Qq")
+OTHERS = "gpu-processes"
+"""The name of events that say which other programs a GPU's driver lists."""
 SEGMENT_RECORDS = 65536
 """Records in one segment file (1 MiB): small enough to be consumed soon, large enough to be rare."""
 

@@ -71,7 +71,7 @@ def test_repeats_average_what_is_statistical_and_keep_what_is_systematic(frame):
     [
         ([["python3", "-u", "train.py", "--seed=1"], ["/home/me/train.py", "--seed", "2"]], [2]),
         ([["train.py", "--width", "1"], ["train.py", "--width", "2"]], [1, 1]),
-        ([["python", "-m", "models.train"], ["/home/me/models/train.py", "--out", "b.h5"], ["other.py"]], [1, 1, 1]),
+        ([["python", "-m", "models.train"], ["/home/me/models/train.py", "--out", "b.h5"], ["other.py"]], [2, 1]),
         ([["train.py", "a.h5"], ["train.py", "b.h5"]], [2]),
         ([["t.py", "--dtype", "a"], ["t.py", "--dtype", "b"]], [1, 1]),  # files may be named by what was tried
         ([["t.py", "-o", "a.h5", "--amp"], ["t.py", "-o", "b.h5", "--no-amp"]], [1, 1]),

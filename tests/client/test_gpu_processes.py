@@ -8,8 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from powerd_client.gpu_processes import OTHERS, DriverLists, GpuProcess, Others, OwnProcesses
+from powerd_client.gpu_processes import DriverLists, GpuProcess, Others, OwnProcesses
 from powerd_core.gpu_physics import CARDS
+from powerd_core.marks import OTHERS
 from powerd_core.model import Device
 from powerd_daemon.sources.sim.gpu import SimulatedGpu, SimulatedNode
 from powerd_daemon.sources.sim.nvml_face import NvmlFace, make_module

@@ -69,7 +69,7 @@ def result_of(file: Path, design: Design, asked: Levels) -> Result:
     were ``asked``. Raises `RunFileError`, and `AnalysisError` for a run without joules."""
     from powerd_analytics.breakdown import is_part
     from powerd_analytics.figures import frame_of
-    from powerd_analytics.runs.other_programs import note_of, other_programs
+    from powerd_analytics.runs.ranks import note_of, other_programs
     from powerd_analytics.runs.run import read_run
     from powerd_analytics.table import phase_table
 

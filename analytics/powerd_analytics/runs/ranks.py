@@ -1,4 +1,4 @@
-"""Ranks of a run and the devices they take joules from, so that every joule is counted once.
+"""Ranks of a run and the devices they take joules from, so that every joule is counted once; programs beside them.
 
 A process is mapped to devices by the UUID of its GPU, then by its PCI address. Mapped, it takes joules of these devices
 only. One that says no GPU takes from every device that no mapped rank has; one whose GPU is none of the devices, from
@@ -8,7 +8,7 @@ nobody takes so belongs to all ranks. A device of n ranks is divided among them 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 
 from powerd_analytics.runs.phases import kept, pieces
 from powerd_analytics.runs.run import Run
+from powerd_analytics.text import seconds
+from powerd_core.marks import OTHERS
 from powerd_core.model import pci_key, uuid_key
 
 NOBODY = -1
@@ -179,3 +181,36 @@ def describe_ranks(run: Run) -> list[str]:
     if unused := [name for name in run.devices if not ranks.users(name)]:
         lines.append(f"used by no rank: {', '.join(unused)}")
     return lines
+
+
+def other_programs(run: Run, device: str, begin_ns: int, end_ns: int) -> str:
+    """Who was on a device between two host times, and for how long: ``7.1 s: pid 4242, alice``; empty for nobody, and
+    where no driver was asked. The driver was asked once a second."""
+    own = {process.get("pid") for process in run.processes}
+    taken_s: dict[str, float] = {}
+    for first_ns, last_ns, others in _stretches(run, device):
+        overlap_s = (min(last_ns, end_ns) - max(first_ns, begin_ns)) * 1e-9
+        for pid, user in others if overlap_s > 0 else ():
+            if pid not in own:
+                who = f"pid {pid}, {user}" if user else f"pid {pid}"
+                taken_s[who] = taken_s.get(who, 0.0) + overlap_s
+    return "; ".join(f"{seconds(time_s)}: {who}" for who, time_s in taken_s.items())
+
+
+def note_of(device: str, others: str) -> str:
+    """The sentence on what `other_programs` says; empty for nothing."""
+    return f"another program was on {device} for {others}: its joules are in these" if others else ""
+
+
+def _stretches(run: Run, device: str) -> Iterator[tuple[int, int, list[tuple[int, str]]]]:
+    """Beginning, end and the processes of each stretch in which the driver listed the same."""
+    events = [(e.t_ns, e.values) for e in run.events if e.name == OTHERS and e.values.get("device") == device]
+    for (begin_ns, values), (end_ns, _) in pairwise([*events, (run.end_ns, {})]):
+        yield begin_ns, end_ns, list(_processes(values))
+
+
+def _processes(values: Mapping[str, Any]) -> Iterator[tuple[int, str]]:
+    others = values.get("others")
+    for process in others if isinstance(others, list) else ():
+        if isinstance(process, dict) and isinstance(process.get("pid"), int):
+            yield process["pid"], str(process.get("user") or "")

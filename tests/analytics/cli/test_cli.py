@@ -35,7 +35,7 @@ def test_the_columns_are_these_and_stay(run, capsys):
         "power_cap_asked_w", "power_cap_requested_w", "power_cap_in_run", "clock_hz", "clock_basis",
         "clock_asked_hz", "clock_requested_hz", "clock_observed_hz", "memory_clock_hz", "memory_clock_basis",
         "memory_clock_asked_hz", "memory_clock_requested_hz", "memory_clock_observed_hz",
-        "verdict", "verdict_note", "is_held", "phase", "phase_path", "is_iteration",
+        "verdict", "verdict_note", "shared", "is_held", "phase", "phase_path", "is_iteration",
         "timing", "method", "iterations", "n", "s_per_batch", "u_s_per_batch", "s_per_batch_min",
         "s_per_batch_max", "j_per_batch", "batches_per_optimizer_step",
         "j_per_optimizer_step", "u95_j", "u_statistical_j", "u_systematic_j", "rectangle_j",

@@ -13,8 +13,8 @@ from powerd_analytics.figures import frame_of, rows_of, together
 from powerd_analytics.layouts import Choice, chosen_tables
 from powerd_analytics.pivots import PivotRequest
 from powerd_analytics.results import result_lines
-from powerd_analytics.runs.other_programs import other_programs
-from powerd_client.gpu_processes import OTHERS
+from powerd_analytics.runs.ranks import other_programs
+from powerd_core.marks import OTHERS
 
 PHASES = [PhaseSpec("forward", k * S, k * S + S // 2, {"model": "m", "batch_size": 8}) for k in range(1, 9)]
 SENTENCE = "another program was on gpu0 for 3 s: pid 42, alice: its joules are in these"
