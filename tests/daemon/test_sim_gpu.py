@@ -513,6 +513,7 @@ input()
                     os.close(descriptor)
         assert SimGpu(gpu._path).call("nvmlDeviceGetCount", []) == 2
 
+    @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # the end that is tried
     def test_clients_hear_of_its_end_whatever_it_ends_by(self, socket_of, monkeypatch):
         gpu, _ = socket_of
         assert gpu.call("nvmlDeviceGetCount", []) == 2
