@@ -17,7 +17,6 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from hypothesis.internal.charmap import charmap
 
 LIMIT_S = 0.2
 """CPU seconds of a quick test on the machine that the list was measured on."""
@@ -99,7 +98,6 @@ def _libraries_are_loaded():
             __import__(name)
         except ImportError:  # the tests that need it are skipped
             continue
-    charmap()  # hypothesis' table of characters, which a fresh clone has to make
 
 
 def broken_rule(took_s, processes):
