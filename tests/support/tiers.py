@@ -17,11 +17,13 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from hypothesis import strategies
 
 LIMIT_S = 0.2
 """CPU seconds of a quick test on the machine that the list was measured on."""
-TOLERANCE = 10
-"""A test fails from so many times `LIMIT_S`: a busy machine, and one that is slower, count the same work as more."""
+TOLERANCE = 25
+"""A test fails from so many times `LIMIT_S`: a busy or slower machine counts the same work as more, and in a fresh
+clone the first test that draws from all text makes hypothesis' tables, 3 s."""
 
 QUICK = "not slow and not soak"
 """What `make test` chooses."""
@@ -98,6 +100,7 @@ def _libraries_are_loaded():
             __import__(name)
         except ImportError:  # the tests that need it are skipped
             continue
+    strategies.characters(codec="utf-8").validate()  # hypothesis' tables, which a fresh clone has to make
 
 
 def broken_rule(took_s, processes):
