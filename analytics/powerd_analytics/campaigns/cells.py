@@ -310,6 +310,19 @@ class Campaign:
             self._chosen[key, merit.name] = (self._fitted if is_fitted else self._paired)(group, merit.name)
         return self._chosen[key, merit.name]
 
+    def least(self, figures: Sequence[CellFigures], *, relative: bool = False) -> Chosen:
+        """The cell of the least energy among some that have several runs each, or the least ``relative`` to each one's
+        own reference."""
+        logs = []
+        for f in figures:
+            own, reference = self.taken[f.cell.id], self.design.reference_of(f.cell) if relative else None
+            beside = self.taken.get(reference.id, {}) if reference is not None else None
+            logs.append({
+                block: log(r.energy_j if beside is None else r.energy_j / beside[block].energy_j)
+                for block, r in own.items() if beside is None or block in beside
+            })  # fmt: skip
+        return _chosen_of(best_of_pairs(logs), [f.cell for f in figures])
+
     def _paired(self, group: Group, metric: str) -> Chosen:
         merit, beside = merit_of(metric), group.reference or group.cells[0]
         logs = []
