@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, log
 
@@ -46,8 +46,14 @@ def _with_u95(name: str, heading: str, meaning: str = "") -> list[Column]:
 
 _OF_AS_GOOD = [
     Column("as_good", heading="as good"),
-    Column("worst_pct", "number", "%", "by how much one of those as good may be worse", "at most %"),
+    Column("worst_pct", "number", "%", "by how much one of those as good may be worse", is_hidden=True),
 ]
+
+
+def _as_good(texts: Sequence[str], worst: float) -> dict[str, TableCell]:
+    """Settings that are as good, with by how much one may be worse."""
+    text = "; ".join(texts).replace(" to ", "–")
+    return {"as_good": f"{text}, ≤ {100 * worst:.2g} %" if worst else text, "worst_pct": 100 * worst}
 
 
 def minima_table(campaign: Campaign) -> Table:
@@ -79,8 +85,7 @@ def minima_table(campaign: Campaign) -> Table:
             best, merit = campaign.best(group, name), merit_of(name)
             row = dict(group.levels) | {"target": merit.heading} | _minimum(campaign, best.cell)
             texts = [spans(campaign, best.as_good, (*group.cells, *best.as_good), knob) for knob in knobs]
-            row |= {"as_good": "; ".join(texts).replace(" to ", "–")}
-            row |= {"worst_pct": 100 * best.worst} if len(best.as_good) > 1 else {}
+            row |= _as_good(texts, best.worst)
             if (ratio := campaign.by_id[best.cell.id].ratios.get(name)) is not None:
                 row |= per_cent("gain_pct", ratio, saved=True)
             rows.append(row)
@@ -89,7 +94,7 @@ def minima_table(campaign: Campaign) -> Table:
                 rows.append(row | {"target": MERITS["sml"].heading} | gain)
             unsure += len(best.open)
     notes = ["Δ %: off the reference, block by block"]
-    notes += ["as good: settings that cannot be told from the least; at most %: by how much one may be worse"]
+    notes += ["as good: settings that cannot be told from the least; ≤: by how much one may be worse"]
     notes += ["SML: saving of energy minus loss of time"] if any(row["target"] == "SML" for row in rows) else []
     notes += [open_note()] if unsure else []
     return make_table("minima", f"Best settings of {campaign.design.name}", columns, rows, notes if rows else ())
@@ -220,7 +225,7 @@ def optimum_table(campaign: Campaign) -> Table:
                 rows.append({
                     **dict(zip((c.name for c in others), levels, strict=True)), "model": model, CORE: best.level,
                     **per_cent("saving_pct", best.energy, saved=True), **per_cent("time_pct", best.time),
-                    "as_good": ", ".join(f"{level:g}" for level in as_good), "worst_pct": 100 * chosen.worst,
+                    **_as_good([", ".join(f"{level:g}" for level in as_good)], chosen.worst),
                 })  # fmt: skip
     return make_table("optimum", f"Best SM clocks of {campaign.design.name}", columns, rows)
 
