@@ -7,6 +7,8 @@ from powerd_analytics.campaigns.cells import Campaign
 from powerd_analytics.campaigns.design import KNOBS, design_of
 from powerd_analytics.campaigns.findings import falls, findings, rises, surely_less
 from powerd_analytics.campaigns.journal import History, Result, RunRecord, total_row
+from powerd_analytics.campaigns.tables import campaign_tables
+from powerd_analytics.export import to_markdown
 from powerd_analytics.figures import RESULT
 from powerd_analytics.frame.figure import Figure
 
@@ -156,3 +158,14 @@ def test_joules_of_a_cell_are_those_of_all_its_cards():
     assert joules[4, "new"].value == joules[4, "old"].value == pytest.approx(4 * 50)
     assert joules[2, "old"].u_systematic == pytest.approx(0.03 * 70.71 * 2**0.5, rel=1e-3)  # the unmeasured one differs
     assert not any("least energy is at batch_size 64, gpus 4" in text for text in findings(of))
+
+
+def test_joules_that_are_the_least_they_can_be_have_no_interval_and_say_so():
+    of = campaign(BATCH, lambda batch_size: (1000 / batch_size, 1))
+    for m in of.runs[:1]:
+        m.result.rows[0]["is_lower_bound"] = True
+    (table,) = campaign_tables(of, ("cells",))
+    bounds = {row["batch_size"]: (row["is_lower_bound"], row["u95_j"] is None) for row in table.records()}
+    first = of.runs[0].item.cell.levels["batch_size"]
+    assert bounds == {size: (True, True) if size == first else (None, False) for size in BATCH["batch_size"]}
+    assert to_markdown([table]).count("≥") == 1
