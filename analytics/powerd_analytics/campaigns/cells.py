@@ -7,7 +7,7 @@ Figures are the frame's, means those of `powerd_analytics.frame.means`, the best
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import isfinite, log
 from statistics import fmean
@@ -166,6 +166,8 @@ class Campaign:
 
     design: Design
     history: History
+    promised: Mapping[str, float] = field(default_factory=dict)
+    """By figure of merit the cap that rounds have promised to be near the best: then it is the best."""
 
     @cached_property
     def runs(self) -> list[Measured]:
@@ -348,7 +350,8 @@ class Campaign:
         levels = sorted(by_cap)
         if reference.id not in self._curves:
             self._curves[reference.id] = fit(Runs(caps, joules, seconds, blocks), levels, float(reference.levels[CAP]))
-        choice = self._curves[reference.id].best(metric, sorted(set(caps)))
+        among = [self.promised[metric]] if metric in self.promised else sorted(set(caps))
+        choice = self._curves[reference.id].best(metric, among)
         return _chosen_of(choice.best, [by_cap[cap] for cap in levels])
 
     def _caps_of(self, reference: Cell) -> dict[float, Cell]:
