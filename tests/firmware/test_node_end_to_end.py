@@ -100,15 +100,15 @@ def test_readings_garbage_marker_and_replugging(link, tmp_path):
     levels = [level for b in marks if isinstance(b, Block) for (level,) in rows(b, streams[1], "level", "B")]
     assert 1 in levels
     good = 0
+    expected = [(1000 * (i + 1), (3000 + i) << 3 | 2) for i in range(SENSORS)]
     for block in (b for b in made if isinstance(b, Block)):
         flags = rows(block, streams[0], "flags", "H")
         shunts = rows(block, streams[0], "shunt", "h")
         buses = rows(block, streams[0], "bus", "H")
         for flag, shunt, bus in zip(flags, shunts, buses, strict=True):
-            for i in range(SENSORS):
-                if not flag[i] & BAD:
-                    good += 1
-                    assert (shunt[i], bus[i]) == (1000 * (i + 1), (3000 + i) << 3 | 2)
+            readings = list(zip(flag, zip(shunt, bus, strict=True), expected, strict=True))
+            assert all(got == want for flags_of_one, got, want in readings if not flags_of_one & BAD), (block, readings)
+            good += sum(not flags_of_one & BAD for flags_of_one, _, _ in readings)
     assert good > 50 * SENSORS
     told = [g for g in gaps(made) if "unplugged" in g.cause or "no such port" in g.cause or "answers" in g.cause]
     assert told
