@@ -22,6 +22,7 @@ class NodeProcess:
     """A plugged-in node."""
 
     def __init__(self, link: Path) -> None:
+        self.link = link
         self.process = subprocess.Popen(
             [sys.executable, SCRIPT, link, str(SENSORS)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
@@ -34,6 +35,8 @@ class NodeProcess:
         self.process.stdin.flush()
 
     def unplug(self) -> None:
+        # As udev does. A link that stayed could lead to another test's node, as the number of its terminal is free.
+        self.link.unlink(missing_ok=True)
         self.process.kill()
         self.process.wait()
         for stream in (self.process.stdin, self.process.stdout):
