@@ -7,7 +7,7 @@ from math import ceil
 import pytest
 from command import joules
 
-from powerd_analytics.campaigns.design import design_of
+from powerd_analytics.campaigns.campaign_file import design_of
 from powerd_analytics.campaigns.findings import findings
 from powerd_analytics.campaigns.journal import Journal, read_history
 from powerd_analytics.campaigns.results import item_of
