@@ -45,7 +45,6 @@ from powerd_analytics.campaigns.campaign_file import design_of
 from powerd_analytics.campaigns.findings import findings
 from powerd_analytics.campaigns.groups import scalings
 from powerd_analytics.campaigns.journal import Journal, read_history
-from powerd_analytics.campaigns.pictures import Campaign
 from powerd_analytics.campaigns.report import pictures, write_report
 from powerd_analytics.campaigns.runner import Blocks, Runner, begin, piloted
 from powerd_analytics.campaigns.simulated import Simulated
@@ -181,14 +180,14 @@ def missed_of_koszczal(study: Study) -> list[str]:
         for n in koszczal(study)
         if n.table == "koszczal 1" and n.what.endswith("cap") and n.verdict != "met"
     ]
-    (scaling,) = scalings(study.design, study.history)
+    (scaling,) = scalings(study.campaign)
     savings = [1 - row.energy.value for row in scaling.rows]
     if savings != sorted(savings):
         missed.append("savings are not in the order of the number of GPUs")
     numbers = {row["quantity"]: row["value"] for row in rows_of("paper/koszczal_text_numbers.csv")}
     published = 100 * (float(numbers["time_8_gpus_170_w"]) / float(numbers["time_8_gpus_260_w"]) - 1)
     at = {(f.cell.levels["gpus"], f.cell.levels["power_cap_w"]): f for f in study.figures}
-    slower = 100 * (at[8, 170].ratios["t"].value - 1)
+    slower = 100 * (at[8, 170].ratios["time"].value - 1)
     if abs(slower - published) > 1:
         missed.append(f"170 W costs 8 GPUs {slower:.2f} % of time, {published:.2f} are printed")
     return missed
@@ -211,8 +210,8 @@ def write_page(page: Page, studies: Mapping[str, Study], numbers: Sequence[Numbe
     for name, kinds in page.figures.items():
         study = studies[name]
         other = studies.get(page.beside)
-        beside = [Campaign(other.design, other.history)] if other is not None else []
-        for picture in pictures(study.design, study.history, beside):
+        beside = [other.campaign] if other is not None else []
+        for picture in pictures(study.campaign, beside):
             if picture.name in kinds:
                 path = out / page.name / f"{name}-{picture.name}.png"
                 path.parent.mkdir(exist_ok=True)
@@ -220,9 +219,9 @@ def write_page(page: Page, studies: Mapping[str, Study], numbers: Sequence[Numbe
                 parts.append(f"![{picture.title}]({page.name}/{path.name})\n")
     for name in page.campaigns:
         study = studies[name]
-        said = "\n".join(f"- {sentence}" for sentence in findings(study.design, study.history))
+        said = "\n".join(f"- {sentence}" for sentence in findings(study.campaign))
         parts += [f"## What comes out of {name}\n", f"{said}\n"]
-        tables = [t for t in campaign_tables(study.design, study.history, page.tables) if len(t)]
+        tables = [t for t in campaign_tables(study.campaign, page.tables) if len(t)]
         parts.append(to_markdown(tables))
     own = [n for n in numbers if n.table.split()[0] in page.sources]
     parts += ["## Published, and ours\n", _summary(own), _not_met(own)]
@@ -295,7 +294,7 @@ def main() -> int:
         print(f"{table}: {met} met, {off} missed, {impossible} impossible")
     if arguments.reports:  # to look at
         for name, study in studies.items():
-            write_report(study.design, study.history, Path(arguments.reports) / f"{name}.html")
+            write_report(study.campaign, Path(arguments.reports) / f"{name}.html")
     for text in missed:
         print(f"MISSED: {text}")
     return int(bool(missed))

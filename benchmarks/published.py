@@ -8,13 +8,14 @@ from __future__ import annotations
 import csv
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
+from powerd_analytics.campaigns.cells import Campaign, CellFigures
 from powerd_analytics.campaigns.design import Cell, Design
 from powerd_analytics.campaigns.group_tables import wholes
-from powerd_analytics.campaigns.groups import CORE, MEMORY, chosen, groups_of, marginals, scalings
+from powerd_analytics.campaigns.groups import CORE, MEMORY, marginals, scalings
 from powerd_analytics.campaigns.journal import History
-from powerd_analytics.campaigns.results import CellFigures, cell_figures
 from powerd_analytics.campaigns.tables import campaign_tables
 from powerd_core.gpu_physics import CARDS, NETWORKS, RTX_6000, operate
 
@@ -55,7 +56,7 @@ class Number:
         return "met" if missed <= 1e-9 else f"missed by {missed:.3g}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Study:
     """A campaign that was run."""
 
@@ -67,9 +68,13 @@ class Study:
     def about(self) -> str:
         return f"{self.history.done} runs of {len(self.design.cells())} cells"
 
+    @cached_property
+    def campaign(self) -> Campaign:
+        return Campaign(self.design, self.history)
+
     @property
     def figures(self) -> list[CellFigures]:
-        return cell_figures(self.design, self.history)
+        return self.campaign.cells
 
 
 def rows_of(name: str) -> list[dict[str, str]]:
@@ -147,7 +152,7 @@ def _castro_machines() -> Iterator[Number]:
 
 
 def _castro_phases(study: Study) -> Iterator[Number]:
-    (table,) = campaign_tables(study.design, study.history, ("phases",))
+    (table,) = campaign_tables(study.campaign, ("phases",))
     ours = {(r["card"], r["gpus"], r["model"], r["phase"], r["batch_size"]): r for r in table.records()}
     iterations = {(r["model"], r["batch"]): float(r["iterations"]) for r in rows_of("castro/table3_iterations.csv")}
     for number in (4, 5, 7, 8):
@@ -179,7 +184,7 @@ def _castro_phases(study: Study) -> Iterator[Number]:
 
 def _castro_totals(study: Study) -> Iterator[Number]:
     found: dict[tuple[str, str, str, str], tuple[float, float, float]] = {}
-    for w in wholes(study.design, study.figures):
+    for w in wholes(study.campaign):
         kinds = ["pascal", "maxwell"] if len(w.cards) > 1 else list(w.cards)
         for kind in kinds:
             levels = (str(w.levels["model"]), str(w.levels["gpus"]), str(w.levels["batch_size"]))
@@ -194,7 +199,7 @@ def _castro_totals(study: Study) -> Iterator[Number]:
 
 
 def _castro_gains(study: Study) -> Iterator[Number]:
-    (table,) = campaign_tables(study.design, study.history, ("phases",))
+    (table,) = campaign_tables(study.campaign, ("phases",))
     ours = {(r["card"], r["gpus"], r["model"], r["phase"], r["batch_size"]): r for r in table.records()}
     for r in rows_of("paper/castro_table10_pascal_gain.csv"):
         what = f"{r['model']}, {r['gpus']} GPUs, {r['phase']} {r['batch']}"
@@ -212,7 +217,7 @@ def _castro_gains(study: Study) -> Iterator[Number]:
 
 def _castro_accuracy(study: Study) -> Iterator[Number]:
     by_cell = {(f.cell.levels["model"], f.cell.levels["batch_size"]): f.accuracy for f in study.figures}
-    (table,) = campaign_tables(study.design, study.history, ("accuracy",))
+    (table,) = campaign_tables(study.campaign, ("accuracy",))
     means = {(row["model"], row["batch_size"]): row["average"] for row in table.records()}
     for r in rows_of("paper/castro_table12_accuracy_scenarios.csv"):
         accuracy = by_cell[CASTRO[r["model"]], int(r["batch"])]
@@ -257,7 +262,7 @@ def off_truth_pct(study: Study) -> list[float]:
         at, default = (operate(RTX_6000, NETWORKS[model], float(w)) for w in (cap, 260))
         ratios = cells[model, cap].ratios
         found.append(100 * (ratios["e"].value / (at.energy_j / default.energy_j) - 1))
-        found.append(100 * (ratios["t"].value / (at.time_s / default.time_s) - 1))
+        found.append(100 * (ratios["time"].value / (at.time_s / default.time_s) - 1))
     return found
 
 
@@ -275,7 +280,7 @@ def krzywaniak(study: Study) -> Iterator[Number]:
                 why = "a property of the machine, which nobody has here; `joules info` prints it of yours"
                 yield impossible("krzywaniak 1", f"{r['system']}: {column}", value, why)
     cells = cells_of(study)
-    groups = {str(group.levels["model"]): group for group in groups_of(study.design, study.history)}
+    groups = {str(group.levels["model"]): group for group in study.campaign.groups}
     default_row: Row = {}
     for r in rows_of("krzywaniak/table2_rtx6000_power_caps.csv"):
         model, cap = MODELS[r["model"]], int(r["power_cap_w"])
@@ -284,7 +289,7 @@ def krzywaniak(study: Study) -> Iterator[Number]:
         if is_default:
             yield stated("krzywaniak 2", f"{what}: cap", r["power_cap_w"], cap == 260, "the reference")
         else:
-            best = chosen(study.design, groups[model], METRIC[r["target"]])
+            best = study.campaign.best(groups[model], METRIC[r["target"]])
             caps = {int(cell.levels["power_cap_w"]) for cell in (*best.as_good, best.cell)}
             near = min(caps, key=lambda mine: abs(mine - cap))
             remark = f"best {best.cell.levels['power_cap_w']} W; as good {min(caps)} to {max(caps)} W"
@@ -294,7 +299,7 @@ def krzywaniak(study: Study) -> Iterator[Number]:
         ):  # fmt: skip
             yield Number("krzywaniak 2", f"{what}: {column}", r[column], ours, 0.015 * float(r[column]))
         for column, key, of in (
-            ("energy_vs_default_pct", "energy_kj", "e"), ("time_vs_default_pct", "time_s", "t"),
+            ("energy_vs_default_pct", "energy_kj", "e"), ("time_vs_default_pct", "time_s", "time"),
         ):  # fmt: skip
             if is_default or not r[column]:
                 continue
@@ -317,16 +322,16 @@ PROTOCOL = (
 
 
 def koszczal(study: Study) -> Iterator[Number]:
-    (scaling,) = scalings(study.design, study.history)
+    (scaling,) = scalings(study.campaign)
     rows = {row.gpus: row for row in scaling.rows}
     ratios = {f.cell.id: f.ratios for f in study.figures}
 
     def gain(cell: Cell) -> float:
-        return 2 - ratios[cell.id]["e"].value - ratios[cell.id]["t"].value
+        return 2 - ratios[cell.id]["e"].value - ratios[cell.id]["time"].value
 
     best: dict[str, tuple[Cell, float]] = {}
     for name, metric in OF_TABLE_1.items():
-        cell = chosen(study.design, rows[8].group, metric).cell
+        cell = study.campaign.best(rows[8].group, metric).cell
         best[name] = cell, 100 * (1 - ratios[cell.id][metric].value)
     most = max(rows[8].group.cells, key=gain)
     best[GAIN] = most, 100 * gain(most)
@@ -434,7 +439,7 @@ def tang(studies: Mapping[str, Study], parameters: Mapping[str, float]) -> Itera
 
 def _saving(study: Study, algorithm: str) -> float:
     """At the best core clock, per cent: the geometric mean over models, batch sizes and memory clocks."""
-    groups = [g for g in groups_of(study.design, study.history) if g.levels["algorithm"] == algorithm]
+    groups = [g for g in study.campaign.groups if g.levels["algorithm"] == algorithm]
     return 100 * (1 - min(m.energy.value for m in marginals(study.design, groups, CORE)))
 
 
@@ -461,7 +466,7 @@ def zeus(study: Study) -> Iterator[Number]:
         else:
             yield impossible("zeus text", what, r["value"], "other authors' number, or of traces of four GPUs")
     found: dict[str, list[float]] = {}
-    for s in savings(study.design, study.figures):
+    for s in savings(study.campaign):
         found.setdefault(s.model, []).append(100 * (1 - s.energy.value))
     for model, published in SAVED.items():
         for name, value, ours in zip(("limit", "batch size", "both"), published, found[model], strict=True):

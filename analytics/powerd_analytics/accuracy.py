@@ -14,23 +14,21 @@ import numpy as np
 from powerd_analytics.energy.devices import Part, load_parts, whole_of
 from powerd_analytics.energy.reasons import clipped, without_readings
 from powerd_analytics.energy.uncertainty import student, without_rounding
-from powerd_analytics.export import Cell, Column, Table, make_table
+from powerd_analytics.export import Column, Table, make_table
 from powerd_analytics.figures import (
     ATTRIBUTE,
     COLUMNS,
     RESULT,
     Frame,
-    Record,
     column,
     factors_in,
-    figure_of,
     frame_from,
     frame_of,
-    number_of,
     of_kind,
     rows_of,
     worked_out,
 )
+from powerd_analytics.frame.figure import Record, figure_of, number_of
 from powerd_analytics.metrics import weighted_mean
 from powerd_analytics.runs.accuracy import BEST, Target, series_of
 from powerd_analytics.runs.in_force import knob_of
@@ -39,7 +37,7 @@ from powerd_analytics.runs.phases import LAYER, without
 from powerd_analytics.runs.ranks import ranks_of
 from powerd_analytics.runs.run import Progress, Run, no_progress, read_run, recalibrate
 from powerd_analytics.table import TotalRow, labels_of, table_of
-from powerd_analytics.text import digits, joined, parsed
+from powerd_analytics.text import Cell, digits, joined, parsed
 from powerd_client.phase import BASELINE
 from powerd_core.errors import AnalysisError, ConfigError
 from powerd_core.text import printable

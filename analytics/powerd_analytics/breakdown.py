@@ -10,12 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from powerd_analytics.energy.uncertainty import ROUNDING
-from powerd_analytics.export import Cell
-from powerd_analytics.figures import ATTRIBUTE, Frame, Record, factors_in, number_of, of_kind, rows_of
+from powerd_analytics.figures import ATTRIBUTE, Frame, factors_in, of_kind, rows_of
+from powerd_analytics.frame.figure import Record, number_of
 from powerd_analytics.repeats import averaged, cells_of, of_a_batch, without_gflops
 from powerd_analytics.runs.nesting import PASSES_OF, Path, parts_of
 from powerd_analytics.runs.phases import LAYER
 from powerd_analytics.table import ITERATION
+from powerd_analytics.text import Cell
 from powerd_analytics.trainings import without_summands
 from powerd_client.phase import BASELINE
 

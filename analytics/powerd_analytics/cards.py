@@ -16,23 +16,12 @@ import numpy as np
 
 from powerd_analytics.breakdown import of_configurations
 from powerd_analytics.energy.uncertainty import NORMAL, student
-from powerd_analytics.export import Cell, Column, Table, make_table
-from powerd_analytics.figures import (
-    ATTRIBUTE,
-    Figure,
-    Frame,
-    Record,
-    column,
-    factors_in,
-    figure_of,
-    number_of,
-    of_kind,
-    rows_of,
-    sum_of_figures,
-)
+from powerd_analytics.export import Column, Table, make_table
+from powerd_analytics.figures import ATTRIBUTE, Frame, column, factors_in, of_kind, rows_of
+from powerd_analytics.frame.figure import Figure, Record, figure_of, number_of, sum_of_figures
 from powerd_analytics.repeats import CAP_STEP_W, of_a_batch
 from powerd_analytics.runs.nesting import PASSES_OF
-from powerd_analytics.text import joined
+from powerd_analytics.text import Cell, joined
 from powerd_core.errors import ConfigError
 
 INSTRUMENTED = f"{ATTRIBUTE}instrumented"

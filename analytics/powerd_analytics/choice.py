@@ -18,107 +18,29 @@ from numpy.typing import NDArray
 from powerd_analytics import metrics
 from powerd_analytics.costs import Factors
 from powerd_analytics.export import Column, Table, make_table
-from powerd_analytics.figures import (
-    Condition,
-    Figure,
-    Frame,
-    Record,
-    Values,
-    figure_of,
-    floats,
-    parse_condition,
-    rows_of,
-)
+from powerd_analytics.figures import Condition, Frame, Values, floats, parse_condition, rows_of
+from powerd_analytics.frame.best import best_of_means
+from powerd_analytics.frame.figure import Figure, Record, figure_of
+from powerd_analytics.frame.merits import Given, Merit, merit_of
 from powerd_analytics.published import CAPS_W, ENERGY_J, ROUNDED, TIME_S, TableFile, first_of, published_frame
 from powerd_analytics.runs.accuracy import is_lower_better
-from powerd_analytics.text import parsed
 from powerd_core.errors import AnalysisError, ConfigError
 from powerd_core.text import printable
 
-# -- figures of merit --------------------------------------------------------------------------------------------------
+# -- what is asked for -------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Rows:
-    """What figures of merit need of rows [n] that are compared, beside their energy and time."""
-
-    reference: tuple[float, float]
-    """Joules and seconds of the reference row."""
-    joules: Values
-    gflops_per_w: Values
-    samples: Values
-    """How many samples the joules are of: 1 where these are of one."""
-    eta: float
-    max_power_w: float
-    price_per_kwh: float
-
-
-@dataclass(frozen=True, slots=True)
-class Merit:
-    """A figure of merit: what of configurations is to be lowest, or highest."""
-
-    column: str
-    per_sample: str
-    """Its column where unequal work is compared by the sample."""
-    of: Callable[[Values, Values, _Rows, float], Values]
-    """From joules, seconds, the rows and k of an energy-delay sum."""
-    unit: str = ""
-    is_highest: bool = False
-
-
-MERITS: Mapping[str, Merit] = {
-    "e": Merit("energy_j", "j_per_sample", lambda e, t, rows, k: e, "J"),
-    "time": Merit("time_s", "s_per_sample", lambda e, t, rows, k: t, "s"),
-    "edp": Merit("edp_js", "edp_per_sample_js", lambda e, t, rows, k: metrics.edp_js(e, t), "J s"),
-    "ed2p": Merit("ed2p_js2", "ed2p_per_sample_js2", lambda e, t, rows, k: metrics.ed2p_js2(e, t), "J s²"),
-    "eds": Merit("eds", "eds", lambda e, t, rows, k: metrics.eds(e, t, *rows.reference, k)),
-    "cost": Merit(
-        "cost_j", "cost_per_sample_j", lambda e, t, rows, k: metrics.zeus_cost_j(e, t, rows.max_power_w, rows.eta), "J"
-    ),
-    "sml": Merit(
-        "saving_minus_loss_pct",
-        "saving_minus_loss_pct",
-        lambda e, t, rows, k: metrics.saving_minus_loss_pct(e, t, *rows.reference),
-        "%",
-        is_highest=True,
-    ),
-    "gflops_per_w": Merit(
-        "gflops_per_w", "gflops_per_w", lambda e, t, rows, k: rows.gflops_per_w * (rows.joules / e), is_highest=True
-    ),
-    "j_per_sample": Merit("j_per_sample", "j_per_sample", lambda e, t, rows, k: e / rows.samples, "J"),
-    "money": Merit("money", "money_per_sample", lambda e, t, rows, k: metrics.money(e, rows.price_per_kwh)),
-}
-"""By the names of ``--metric``."""
-
-
-@dataclass(frozen=True, slots=True)
-class Metric:
-    """A figure of merit that is asked for; ``k`` counts for energy-delay sums alone."""
-
-    name: str
-    k: float = 2.0
-    label: str = ""
-    """As it was asked for: ``eds:1.5``."""
-
-    @property
-    def merit(self) -> Merit:
-        return MERITS[self.name]
-
-
-def parse_metrics(text: str, k: float = 2.0) -> list[Metric]:
+def parse_metrics(text: str, k: float = 2.0) -> list[Merit]:
     """``e,edp,eds:1.5,eds:2``; ``k`` is that of an ``eds`` that states none. Raises `ConfigError`."""
+    if not (math.isfinite(k) and k >= 1):
+        raise ConfigError(f"--k {k:g}: k must be 1 or more")
     asked = []
     for label in dict.fromkeys(piece.strip() for piece in text.split(",")):
-        name, colon, of = label.partition(":")
-        own_k = parsed(of) if colon else k
-        if name not in MERITS or (colon and name != "eds"):
-            known = ", ".join(MERITS).replace("eds", "eds or eds:K")
-            raise ConfigError(f"--metric {printable(label, limit=60)}: is none of {known}")
-        if own_k is None or not (math.isfinite(own_k) and own_k >= 1):
-            option = f"--metric {printable(label, limit=60)}: k" if colon else f"--k {k:g}:"
-            raise ConfigError(f"{option} must be 1 or more")
-        asked.append(Metric(name, own_k, label))
-    return asked
+        try:
+            asked.append(merit_of(label, k))
+        except AnalysisError as error:
+            raise ConfigError(f"--metric {error}") from error
+    return list(dict.fromkeys(asked))
 
 
 def parse_reference(text: str) -> list[Condition]:
@@ -140,7 +62,7 @@ class Request:
     """What to choose from a table, and how."""
 
     reference: Sequence[Condition]
-    metrics: Sequence[Metric]
+    metrics: Sequence[Merit]
     where: Sequence[Condition] = ()
     by: Sequence[str] = ()
     eta: float = 0.5
@@ -156,7 +78,7 @@ class Request:
 class Choice:
     """The best row of one group by one figure of merit, by its number from 0 in the table."""
 
-    metric: Metric
+    metric: Merit
     row: int
     energy_j: float
     """Of the whole row."""
@@ -177,7 +99,7 @@ class Choice:
     @property
     def column(self) -> str:
         """The column of its value."""
-        return self.metric.merit.per_sample if self.is_per_sample else self.metric.merit.column
+        return self.metric.per_sample if self.is_per_sample else self.metric.column
 
 
 def choose(table: TableFile, request: Request) -> tuple[list[Choice], list[str]]:
@@ -224,7 +146,7 @@ def choose(table: TableFile, request: Request) -> tuple[list[Choice], list[str]]
         notes += [f"{table.at(i)}: 0 counts as 0; leave empty what was not measured" for i in zero]
         known = _Known.of([records[i] for i in own], scale[own], notes)
         at, names = own.index(reference), {metric.name for metric in request.metrics}
-        facts = _Rows(
+        given = Given(
             reference=(float(known.joules[at]), float(known.seconds[at])),
             joules=known.joules,
             gflops_per_w=floats(frame, "gflops_per_w")[own],
@@ -235,7 +157,7 @@ def choose(table: TableFile, request: Request) -> tuple[list[Choice], list[str]]
         )
         is_good = _is_good_enough(table, own, request, notes)
         for metric in request.metrics:
-            choice = _best_of(table, own, at, known, facts, is_good, metric)
+            choice = _best_of(table, own, at, known, given, is_good, metric)
             choices.append(replace(choice, energy_j=float(energy_j[choice.row]), is_per_sample=unequal is not None))
     return choices, list(dict.fromkeys(notes))
 
@@ -289,31 +211,30 @@ def _is_one_sensor(records: Sequence[Record]) -> bool:
 
 
 def _best_of(
-    table: TableFile, rows: Sequence[int], at: int, known: _Known, facts: _Rows, is_good: NDArray[np.bool_],
-    metric: Metric,
+    table: TableFile, rows: Sequence[int], at: int, known: _Known, given: Given, is_good: NDArray[np.bool_],
+    metric: Merit,
 ) -> Choice:  # fmt: skip
     """The best of ``rows`` by one metric, ``at`` being the reference among them."""
-    sign = -1.0 if metric.merit.is_highest else 1.0
+    sign = -1.0 if metric.is_highest else 1.0
 
     def value(e: Values, t: Values) -> Values:
-        return np.asarray(metric.merit.of(e, t, facts, metric.k), np.float64)
+        return metric.value(e, t, given)
 
     with np.errstate(all="ignore"):
         values = value(known.joules, known.seconds)
         u95, own = known.u95(value), known.u95(value, is_own=True)
-    lacks = {"gflops_per_w": facts.gflops_per_w, "j_per_sample": facts.samples}.get(metric.name, values)
-    is_there = is_good & ~np.isnan(lacks)
+    is_there = is_good & ~np.isnan(values)
     if not is_there.any():
-        raise AnalysisError(f"{table.name}: no row has what --metric {metric.label} needs: a column says it")
+        raise AnalysisError(f"{table.name}: no row has what --metric {metric.name} needs: a column says it")
     if not np.isfinite(values[is_there]).all():
         raise AnalysisError(f"{table.name}: energy and time are too large: their metric is no finite number")
     chosen = np.flatnonzero(is_there)
-    best = int(chosen[metrics.best(sign * values[chosen])])
+    found = best_of_means(sign * values[chosen], np.zeros(len(chosen)) if own is None else own[chosen])
+    best = int(chosen[found.row])
     ties = None
     if own is not None:
-        alike = chosen[metrics.as_good_as_best(sign * values[chosen], own[chosen])]
-        ties = tuple(rows[i] for i in alike if i != best)
-    (e_ref, t_ref), e, t = facts.reference, float(known.joules[best]), float(known.seconds[best])
+        ties = tuple(rows[i] for i in chosen[list(found.as_good)] if i != best)
+    (e_ref, t_ref), e, t = given.reference, float(known.joules[best]), float(known.seconds[best])
     u_saving, u_loss = (
         None if u is None or known.own_j is None else _u95_ratio_pct(x, u, best, at)
         for x, u in ((known.joules, known.own_j), (known.seconds, known.u95_s))
@@ -410,7 +331,7 @@ def picked_rows(table: TableFile, request: Request, choices: Sequence[Choice]) -
     rows = []
     for c in choices:
         name = c.column if len(request.metrics) == 1 else "value"
-        row: dict[str, object] = {} if name == c.column else {"metric": c.metric.label}
+        row: dict[str, object] = {} if name == c.column else {"metric": c.metric.name}
         row |= {name: c.value, f"u95_{name}": c.u95}
         row |= {"energy_saving_pct": c.energy_saving_pct, "u95_energy_saving_pct": c.u95_saving_pct}
         row |= {"performance_loss_pct": c.performance_loss_pct, "u95_performance_loss_pct": c.u95_loss_pct}
@@ -447,18 +368,18 @@ def pick_table(table: TableFile, request: Request, choices: Sequence[Choice]) ->
     rows, notes = [], []
     for c, shown in zip(choices, picked_rows(table, request, choices).to_dict("records"), strict=True):
         of_group = {name: shown[name] for name in request.by}
-        unit = c.metric.merit.unit
+        unit = c.metric.unit
         pick = labels(table, c.rows, request.reference)[c.row]
         tied = None if c.ties is None else len(c.ties)
         figures = {"value": c.value, "u95_value": c.u95, "energy_saving_pct": c.energy_saving_pct,
                    "performance_loss_pct": c.performance_loss_pct}  # fmt: skip
         rows.append(
             of_group
-            | {"metric": f"{c.metric.label} ({unit})" if unit else c.metric.label, "pick": pick, "tied": tied}
+            | {"metric": f"{c.metric.name} ({unit})" if unit else c.metric.name, "pick": pick, "tied": tied}
             | figures
         )
         if c.ties:
-            place = " ".join([*map(str, of_group.values()), c.metric.label])
+            place = " ".join([*map(str, of_group.values()), c.metric.name])
             notes.append(f"{place}: not to be told from {shown['ties']}")
     if any(c.ties is None for c in choices):
         notes.append("ties are not known: the table does not say how sure all joules are (u95_j)")

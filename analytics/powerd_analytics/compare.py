@@ -28,34 +28,31 @@ from scipy.special import stdtr, stdtrit
 from powerd_analytics.energy.devices import Part, load_parts
 from powerd_analytics.energy.magnified import energies_with_magnified
 from powerd_analytics.energy.reasons import usable
-from powerd_analytics.export import Cell, Column, Table, cell_text, make_table
+from powerd_analytics.export import Column, Table, cell_text, make_table
 from powerd_analytics.figures import (
     ATTRIBUTE,
     COLUMNS,
-    Figure,
     Frame,
-    Record,
     check_run,
     check_runs,
     column,
     dimension,
     factors_in,
-    figure_of,
     frame_from,
     frame_of,
-    number_of,
     of_kind,
     rows_of,
     shared_notes,
     together,
 )
+from powerd_analytics.frame.figure import Figure, Record, figure_of, number_of
+from powerd_analytics.frame.means import mean_of_repeats
 from powerd_analytics.machines import merge_machines
-from powerd_analytics.repeats import CAP_STEP_W, mean_of_repeats
-from powerd_analytics.runs.phases import is_number_cell
+from powerd_analytics.repeats import CAP_STEP_W
 from powerd_analytics.runs.ranks import ranks_of
 from powerd_analytics.runs.run import Progress, Run, no_progress, read_run
 from powerd_analytics.table import BY_REPETITIONS, PhaseRow, TotalRow, labels_of, table_of
-from powerd_analytics.text import first_of, with_u95
+from powerd_analytics.text import Cell, first_of, is_number_cell, with_u95
 from powerd_analytics.trainings import part_of
 from powerd_client.signal import RunLine, Signal
 from powerd_core.errors import AnalysisError

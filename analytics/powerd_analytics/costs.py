@@ -9,7 +9,8 @@ from math import hypot, isfinite
 import pandas as pd
 
 from powerd_analytics.energy.uncertainty import COVERAGE_FACTOR
-from powerd_analytics.figures import Frame, Record, figure_of, rows_of
+from powerd_analytics.figures import Frame, rows_of
+from powerd_analytics.frame.figure import Record, figure_of
 from powerd_analytics.metrics import co2_g, money
 from powerd_core.errors import ConfigError
 from powerd_core.text import printable

@@ -33,7 +33,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from powerd_analytics.terminal import NO_EDGE, hanging
-from powerd_analytics.text import digits, shortened
+from powerd_analytics.text import Cell, digits, shortened
 from powerd_client.ownership import Changed, Identity, identity, whole_output
 from powerd_client.recover import open_run
 from powerd_client.runfile import DIGEST, clean, digest, own_name, steady_hdf5, write_numbers, write_strings
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
-Cell = str | int | float | bool | None
 Kind = Literal["text", "integer", "number", "flag"]
 
 

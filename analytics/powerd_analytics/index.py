@@ -32,13 +32,12 @@ import pyarrow.dataset
 import pyarrow.parquet as pq
 from threadpoolctl import threadpool_limits
 
-from powerd_analytics.export import Cell, Column, Kind, Table, arrow_schema, arrow_table, make_table, whole_file
+from powerd_analytics.export import Column, Kind, Table, arrow_schema, arrow_table, make_table, whole_file
 from powerd_analytics.figures import (
     ATTRIBUTE,
     COLUMNS,
     FRAME_VERSION,
     Frame,
-    Record,
     attributes_in,
     column,
     frame_from,
@@ -47,8 +46,10 @@ from powerd_analytics.figures import (
     together,
     typed,
 )
+from powerd_analytics.frame.figure import Record
 from powerd_analytics.machines import apart, jobs_of, of_machines
 from powerd_analytics.runs.run import Progress, no_progress, pick
+from powerd_analytics.text import Cell
 from powerd_client.journal import ONE_THREAD
 from powerd_client.log import install_hint
 from powerd_client.recording import release

@@ -17,12 +17,12 @@ from types import MappingProxyType
 from typing import Any
 
 from powerd_analytics.energy.uncertainty import Estimate
-from powerd_analytics.export import Cell, Column, Table, make_table
+from powerd_analytics.export import Column, Table, make_table
 from powerd_analytics.operations.counts import BYTES_PER_VALUE, EXECUTED, PAPER, OperationCount, Work
-from powerd_analytics.runs.phases import LAYER, is_number_cell
+from powerd_analytics.runs.phases import LAYER
 from powerd_analytics.runs.run import Event
 from powerd_analytics.table import PhaseRow, PhaseTable
-from powerd_analytics.text import joined
+from powerd_analytics.text import Cell, is_number_cell, joined
 from powerd_client.layer_operations import WATCHED_MODEL
 from powerd_core.errors import AnalysisError
 

@@ -17,18 +17,17 @@ from powerd_analytics.figures import (
     ATTRIBUTE,
     COLUMNS,
     Frame,
-    Record,
     attributes_in,
     column,
     dimension,
     factors_in,
-    figure_of,
     of_kind,
     rows_of,
     shared_notes,
     table_from,
     where,
 )
+from powerd_analytics.frame.figure import Record, figure_of
 from powerd_analytics.metrics import J_PER_KWH
 from powerd_analytics.pivots import CONVENTION, U95, PivotRequest, gain_table, make_pivot, pivot_table
 from powerd_analytics.repeats import averaged

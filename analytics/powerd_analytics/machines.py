@@ -19,28 +19,22 @@ from typing import Any
 
 import numpy as np
 
-from powerd_analytics.export import Cell
 from powerd_analytics.figures import (
-    Figure,
     Frame,
-    Record,
     factors_in,
-    figure_of,
     floats,
     frame_from,
-    joules_column,
-    number_of,
     of_kind,
     rows_of,
-    sum_of_figures,
     together,
     with_eds,
     worked_out,
 )
+from powerd_analytics.frame.figure import Figure, Record, figure_of, joules_column, number_of, sum_of_figures
 from powerd_analytics.metrics import gflops_per_w_paper
 from powerd_analytics.repeats import gflops_columns, joules_columns
 from powerd_analytics.runs.ranks import missing_ranks
-from powerd_analytics.text import joined
+from powerd_analytics.text import Cell, joined
 from powerd_core.errors import AnalysisError
 
 # -- which runs are parts of one training ------------------------------------------------------------------------------

@@ -96,11 +96,6 @@ def gflops_per_w_paper(operations_per_sample: float, batch_size: float, passes: 
     return gflops_per_w(passes * operations_per_sample * batch_size, j_per_batch)
 
 
-def samples_per_joule(samples: float, energy_j: N) -> N:
-    """Samples (images) over the joules that they took."""
-    return samples / energy_j
-
-
 def samples_per_s(samples: float, time_s: N) -> N:
     """Samples (images) over the seconds that they took: images/s."""
     return samples / time_s
@@ -139,25 +134,6 @@ def weighted_mean(values: Sequence[float], weights: Sequence[float]) -> float:
     if len(values) != len(weights) or not weights or min(weights) <= 0:
         raise AnalysisError(f"{len(values)} values and {len(weights)} weights: each value needs its own, above 0")
     return sum(w * x for w, x in zip(weights, values, strict=True)) / sum(weights)
-
-
-def best(values: ArrayLike) -> int:
-    """Index of the lowest value, the first of several. Raises `AnalysisError` for none, and for what is no number."""
-    return int(np.argmin(_finite(values, "value")))
-
-
-def as_good_as_best(values: ArrayLike, u95: ArrayLike) -> NDArray[np.intp]:
-    """Indices of all values [n] whose difference from the lowest is within its expanded uncertainty, the lowest among
-    them. ``u95`` [n] are those of the values, which are off independently of each other.
-
-    What they share, such as the gain of one sensor, is to be left out of ``u95``: it cancels in a difference. Raises
-    `AnalysisError` for NaN, infinities and arrays of other lengths.
-    """
-    x, u = _finite(values, "value"), _finite(u95, "U95")
-    if len(u) != len(x):
-        raise AnalysisError(f"{len(x)} values and {len(u)} uncertainties: each value needs its own")
-    lowest = best(x)
-    return np.flatnonzero(x - x[lowest] <= np.hypot(u, u[lowest]))
 
 
 def pareto_front(time_s: ArrayLike, energy_j: ArrayLike) -> NDArray[np.intp]:

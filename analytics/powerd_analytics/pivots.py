@@ -10,24 +10,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from powerd_analytics.export import Cell, Column, Table, cell_text, make_table
-from powerd_analytics.figures import (
-    ATTRIBUTE,
-    VALUES,
-    Figure,
-    Frame,
-    Record,
-    column,
-    dimension,
-    factors_in,
-    figure_of,
-    freedom_of_sum,
-    mean_of_cells,
-    of_kind,
-    rows_of,
-)
+from powerd_analytics.export import Column, Table, cell_text, make_table
+from powerd_analytics.figures import ATTRIBUTE, Frame, column, dimension, factors_in, of_kind, rows_of
+from powerd_analytics.frame.figure import VALUES, Figure, Record, figure_of, freedom_of_sum, mean_of_cells
 from powerd_analytics.repeats import BASIS, FACTORS, averaged, of_a_batch
-from powerd_analytics.runs.phases import is_number_cell
+from powerd_analytics.text import Cell, is_number_cell
 from powerd_core.errors import AnalysisError, ConfigError
 
 CONVENTION = "GFLOPS/W (paper): forward and backward count the model's operations once each"

@@ -9,29 +9,25 @@ does not.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import hypot, inf
+from math import inf
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from powerd_analytics.energy.uncertainty import known
 from powerd_analytics.figures import (
     RESULT,
-    Figure,
     Frame,
-    Record,
     aggregated,
     attributes_in,
     factors_in,
-    figure_of,
     floats,
-    joules_column,
-    number_of,
     rows_of,
     with_eds,
     worked_out,
 )
+from powerd_analytics.frame.figure import Figure, Record, figure_of, joules_column, number_of
+from powerd_analytics.frame.means import mean_of_numbers, mean_of_repeats
 from powerd_analytics.runs.accuracy import BEST
 from powerd_analytics.text import joined
 
@@ -154,30 +150,6 @@ def _with_joules(frame: Frame, cells: NDArray[np.int64]) -> tuple[NDArray[np.boo
     return has | ~is_mixed, notes
 
 
-def mean_of_repeats(figures: Sequence[Figure]) -> Figure:
-    """The mean of n repeats: what is statistical is known by their spread, with n - 1 degrees of freedom; what is
-    systematic is shared, and does not average out.
-
-    Repeats that agree to the last digit tell nothing of chance: then what each is known to be unsure of counts.
-    """
-    n = len(figures)
-    if n == 1:
-        return figures[0]
-    values = np.array([f.value for f in figures])
-    mean, systematic = float(values.mean()), [f.u_systematic for f in figures if f.u_systematic is not None]
-    u, freedom = known(float(np.std(values, ddof=1) / np.sqrt(n)), mean), n - 1.0
-    if u == 0:
-        u, freedom = hypot(*(f.u_statistical or 0.0 for f in figures)) / n, inf
-    return Figure(
-        mean,
-        u,
-        float(np.mean(systematic)) if systematic else None,
-        float(np.mean([f.rectangle for f in figures])),
-        freedom,
-        any(f.is_lower_bound for f in figures),
-    )
-
-
 def _mean(same: Sequence[Record]) -> dict[str, object]:
     """The columns of the mean of a cell's rows that no rule a column gives, and what to note."""
     first, name = same[0], joules_column(same[0])
@@ -211,7 +183,7 @@ def _u_of_results(same: Sequence[Record]) -> dict[str, object]:
     for name in (name for name in same[0] if name.startswith(RESULT) and not name.endswith(BEST)):
         values = [value for r in same if (value := number_of(r, name)) is not None]
         if len(values) == len(same):
-            u[f"u_{name}"] = known(float(np.std(values, ddof=1) / np.sqrt(len(values))), float(np.mean(values)))
+            u[f"u_{name}"] = mean_of_numbers(values).u_statistical
     return u
 
 

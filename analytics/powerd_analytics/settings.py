@@ -18,10 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from powerd_analytics.runs.in_force import TOLERANCE_W, Enforced, Steps, enforced_name, steps_of, watts_text
-from powerd_analytics.runs.phases import is_number_cell, number
+from powerd_analytics.runs.phases import number
 from powerd_analytics.runs.ranks import device_identity
 from powerd_analytics.runs.run import Run, stated_settings
-from powerd_analytics.text import joined
+from powerd_analytics.text import is_number_cell, joined
 from powerd_client.signal import Readings, RunLine
 from powerd_core.lease import Evidence
 from powerd_core.model import Conversion, QuantityConversion

@@ -69,7 +69,6 @@ from powerd_analytics.runs.phases import (
     PhaseClass,
     Phases,
     as_range,
-    is_number_cell,
     merged,
     moments_of,
     number,
@@ -81,7 +80,7 @@ from powerd_analytics.runs.ranks import NOBODY, note_of, other_programs, present
 from powerd_analytics.runs.run import Progress, Run, no_progress
 from powerd_analytics.settings import Settings, settings_of
 from powerd_analytics.signals import load_bounded
-from powerd_analytics.text import digits, joined, seconds
+from powerd_analytics.text import digits, is_number_cell, joined, seconds
 from powerd_client.phase import BASELINE
 from powerd_client.signal import Signal
 from powerd_core.errors import AnalysisError

@@ -5,22 +5,33 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from math import inf, isfinite
+from typing import TypeGuard
 
 from powerd_core.text import figure_and_u95, significant, with_u95
 
 __all__ = [
     "MADE_BY",
+    "Cell",
     "bar",
     "device_text",
     "digits",
     "figure_and_u95",
     "first_of",
+    "is_number_cell",
     "joined",
     "parsed",
     "seconds",
     "shortened",
     "with_u95",
 ]
+
+Cell = str | int | float | bool | None
+"""Of a table or a frame; None where there is no value."""
+
+
+def is_number_cell(value: object) -> TypeGuard[int | float]:
+    """Whether a cell or an attribute is a number; True and False are none."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 MADE_BY = "Made by powerd, which may replace this file by a new one"

@@ -16,27 +16,22 @@ import numpy as np
 import pandas as pd
 
 from powerd_analytics.accuracy import check_reached, target_frame
-from powerd_analytics.export import Cell
 from powerd_analytics.figures import (
     ATTRIBUTE,
     Frame,
-    Record,
     aggregated,
     attributes_in,
     check_run,
     check_runs,
-    figure_of,
     floats,
     frame_from,
-    joules_column,
-    number_of,
     rows_of,
     run_frame,
-    sum_of_figures,
     together,
     with_eds,
     worked_out,
 )
+from powerd_analytics.frame.figure import Record, figure_of, joules_column, number_of, sum_of_figures
 from powerd_analytics.index import index_frame, is_index, run_files
 from powerd_analytics.machines import merge_machines
 from powerd_analytics.metrics import iterations_of
@@ -45,6 +40,7 @@ from powerd_analytics.runs.accuracy import Target
 from powerd_analytics.runs.nesting import PASSES_OF
 from powerd_analytics.runs.phases import LAYER
 from powerd_analytics.runs.run import Progress, no_progress
+from powerd_analytics.text import Cell
 from powerd_core.errors import AnalysisError, ConfigError
 
 # -- many runs ---------------------------------------------------------------------------------------------------------

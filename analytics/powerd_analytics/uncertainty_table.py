@@ -16,7 +16,7 @@ from powerd_analytics.energy.model import Posterior
 from powerd_analytics.energy.reasons import usable
 from powerd_analytics.energy.response import Response
 from powerd_analytics.energy.uncertainty import known
-from powerd_analytics.export import Cell, Column, Table, make_table, to_json_text
+from powerd_analytics.export import Column, Table, make_table, to_json_text
 from powerd_analytics.runs.phases import overlapping
 from powerd_analytics.runs.run import Progress, Run, no_progress, pick
 from powerd_analytics.table import (
@@ -33,6 +33,7 @@ from powerd_analytics.table import (
     stretches_of,
     table_of,
 )
+from powerd_analytics.text import Cell
 
 _LEAST_SHOWN = 0.01
 """Smaller shares of the variance are for programs."""

@@ -27,8 +27,8 @@ from powerd_analytics.compare import (
     verdict,
     words,
 )
-from powerd_analytics.figures import Figure
-from powerd_analytics.repeats import mean_of_repeats
+from powerd_analytics.frame.figure import Figure
+from powerd_analytics.frame.means import mean_of_repeats
 from powerd_core.errors import AnalysisError
 
 

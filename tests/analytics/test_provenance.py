@@ -9,6 +9,7 @@ import pytest
 from make_campaign import one_run, simulated_campaign
 
 from powerd_analytics.campaigns import tables as campaign
+from powerd_analytics.campaigns.cells import Campaign
 from powerd_analytics.campaigns.report import pictures, write_report
 from powerd_analytics.cli import campaign as campaign_command
 from powerd_analytics.cli import shared
@@ -68,22 +69,22 @@ def test_the_names_that_the_command_takes_are_those_that_there_are():
 
 @pytest.mark.parametrize("name", campaign._MAKERS)
 def test_every_table_of_a_campaign_says_simulated_in_every_format(simulated, tmp_path, name):
-    (table,) = campaign.campaign_tables(*simulated, (name,))
+    (table,) = campaign.campaign_tables(Campaign(*simulated), (name,))
     check_said(table, tmp_path)
 
 
 def test_most_tables_of_the_campaign_have_rows(simulated):
-    filled = {table.name for table in campaign.campaign_tables(*simulated) if len(table)}
+    filled = {table.name for table in campaign.campaign_tables(Campaign(*simulated)) if len(table)}
     assert {"cells", "phases", "accuracy", "minima", "savings", "efficiency", "kernels", "testbed"} <= filled
 
 
 @pytest.mark.slow
 def test_pictures_and_page_of_a_campaign_say_simulated(simulated, tmp_path):
-    drawn = list(pictures(*simulated))
+    drawn = list(pictures(Campaign(*simulated)))
     assert drawn
     for picture in drawn:
         assert "simulated" in picture.draw()._supxlabel.get_text(), picture.name
-    write_report(*simulated, tmp_path / "page.html")
+    write_report(Campaign(*simulated), tmp_path / "page.html")
     assert "simulated power" in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 

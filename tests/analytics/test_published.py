@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from published_tables import CAPS, CASTRO, ENERGIES, OPERATIONS, TIMES, rows, write
 
 from powerd_analytics import metrics
-from powerd_analytics.figures import COLUMNS, figure_of, frame_from, rows_of, worked_out
+from powerd_analytics.figures import COLUMNS, frame_from, rows_of, worked_out
+from powerd_analytics.frame.figure import figure_of
 from powerd_analytics.published import TOTALS, published_frame, read_phases, read_table, training_totals
 from powerd_core.errors import AnalysisError, PowerdError
 

@@ -7,9 +7,11 @@ from hypothesis import strategies as st
 from make_campaign import one_run
 
 from powerd_analytics.export import Table
-from powerd_analytics.figures import Figure, frame_from, of_kind, rows_of, run_frame, together, worked_out
+from powerd_analytics.figures import frame_from, of_kind, rows_of, run_frame, together, worked_out
+from powerd_analytics.frame.figure import Figure
+from powerd_analytics.frame.means import mean_of_repeats
 from powerd_analytics.layouts import Choice, chosen_tables
-from powerd_analytics.repeats import averaged, mean_of_repeats
+from powerd_analytics.repeats import averaged
 
 COVERED = (0.93, 0.97)
 

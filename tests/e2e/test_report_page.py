@@ -12,6 +12,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "analytics" / "support"))
 from make_campaign import one_run, simulated_campaign
 from make_run import MS, LineSpec, S, make_run, training
 
+from powerd_analytics.campaigns.cells import Campaign
 from powerd_analytics.campaigns.report import write_report as write_campaign
 from powerd_analytics.report import write_report
 from powerd_analytics.runs.run import read_run
@@ -52,7 +53,7 @@ def test_every_kind_of_page_loads_without_an_error(runs, tmp_path, kind):
     out = tmp_path / "page.html"
     if kind == "of a campaign":
         design, history = simulated_campaign(tmp_path / "c")
-        write_campaign(design, history, out)
+        write_campaign(Campaign(design, history), out)
     else:
         write_report(runs[:1] if kind == "of a run" else runs, out)
     with browser_page(CHROMIUM) as opened:

@@ -11,11 +11,11 @@ from pathlib import Path
 
 from fuzzing.picker import Picker, expect, spoiled
 from powerd_analytics.campaigns.campaign_file import design_of
+from powerd_analytics.campaigns.cells import Campaign, measured
 from powerd_analytics.campaigns.design import Design
 from powerd_analytics.campaigns.findings import findings
 from powerd_analytics.campaigns.journal import NAME, Discard, Journal, read_history
 from powerd_analytics.campaigns.report import about
-from powerd_analytics.campaigns.results import measured
 from powerd_analytics.campaigns.runner import Blocks, Runner, begin
 from powerd_analytics.campaigns.simulated import Simulated
 from powerd_analytics.campaigns.tables import campaign_tables
@@ -42,11 +42,11 @@ def one(data: bytes) -> None:
         history = read_history(_FOLDER)
         design = design_of(_DOCUMENT)
         design = design.with_levels(history.levels) if history.fingerprint else design
-        about(design, history)
+        about(Campaign(design, history))
         assert Blocks(design).planned(history) >= 0
         if measured(design, history):
-            campaign_tables(design, history)
-            findings(design, history)
+            campaign_tables(Campaign(design, history))
+            findings(Campaign(design, history))
     except PowerdError as error:
         expect(len(str(error)) < 1000 and "\n" not in str(error), error)
     finally:

@@ -18,7 +18,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from powerd_analytics.campaigns.curve import CapCurve, Metric, Runs, cells_of, curve_of
+from powerd_analytics.campaigns.curve import CapCurve, Runs, cells_of, curve_of
+from powerd_analytics.frame.merits import merit_of
 from powerd_core.errors import AnalysisError
 from powerd_core.gpu_physics import Card
 
@@ -75,7 +76,7 @@ class Adaptive:
         """``levels_w``: caps that can be set, the default among them. Raises `AnalysisError` for fewer than five, and
         for a metric that is none."""
         self.levels_w = tuple(sorted({float(level) for level in levels_w}))
-        self.default_w, self.metric, self.seed, self.card = float(default_w), Metric.parse(metric), seed, card
+        self.default_w, self.metric, self.seed, self.card = float(default_w), merit_of(metric), seed, card
         self.grid_repeats = grid_repeats
         if len(self.levels_w) < FIRST_CAPS or self.default_w not in self.levels_w:
             raise AnalysisError(

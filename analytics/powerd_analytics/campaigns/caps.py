@@ -133,11 +133,3 @@ def train_command(cap_w: float, devices: str, command: Sequence[str]) -> str:
 
     of = f" --devices {devices}" if devices else ""
     return f"joules record --power-cap {cap_w:g}{of} -- {join(command)}"
-
-
-def metric_of(name: str) -> str:
-    """Raises `AnalysisError` for a metric that `curve` does not know."""
-    from powerd_analytics.campaigns.curve import Metric
-
-    Metric.parse(name)
-    return name

@@ -3,84 +3,85 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import ceil
 from statistics import fmean, stdev
 from typing import Any
 
-from powerd_analytics.campaigns.design import MODEL, Cell, Design, level_text
-from powerd_analytics.campaigns.groups import CAP
-from powerd_analytics.campaigns.journal import History, Result
-from powerd_analytics.campaigns.results import (
+from powerd_analytics.campaigns.cells import (
+    CAP,
     EPOCH,
-    TESTBED,
+    Campaign,
     CellFigures,
-    mean_of,
-    mean_of_figures,
-    mean_ratio,
-    measured,
+    Taken,
+    ratio_cells,
     run_notes,
     same_losses,
 )
-from powerd_analytics.export import Cell as TableCell
+from powerd_analytics.campaigns.design import GPUS, MODEL, Cell, Design, level_text
+from powerd_analytics.campaigns.journal import Result
 from powerd_analytics.export import Column, Table, make_table
-from powerd_analytics.figures import Figure, column
+from powerd_analytics.figures import column
+from powerd_analytics.frame.figure import Figure, Record, figure_of, number_of, sum_of_figures
+from powerd_analytics.frame.means import mean_of_ratios
 from powerd_analytics.metrics import weighted_mean
+from powerd_analytics.text import Cell as TableCell
 from powerd_analytics.text import shortened
-from powerd_core.lease import KNOB_OF_OPTION
-from powerd_core.settings import UNITS
 from powerd_core.text import printable
+
+TESTBED = (
+    "host", "processor", "cores", "memory_gib", "device_name", "driver_version", "least_power_limit_w",
+    "default_power_limit_w", "greatest_power_limit_w",
+)  # fmt: skip
+"""Columns of the frame that say on what a run was made."""
 
 # -- cells -------------------------------------------------------------------------------------------------------------
 
 
-def factor_columns(design: Design) -> list[Column]:
-    found = []
-    for name, levels in design.factors.items():
-        is_number = all(isinstance(level, int | float) and not isinstance(level, bool) for level in levels)
-        unit = UNITS.get(KNOB_OF_OPTION.get(name, ""), "1" if is_number else "")
-        heading = {"power_cap_w": "cap W", "sm_clock_mhz": "SM MHz", "mem_clock_mhz": "memory MHz"}.get(name, "")
-        own = column(name, heading)
-        found.append(
-            Column(name, "number" if is_number else "text", unit, heading=own.heading, missing="–", is_setting=True)
-        )
-    return found
-
-
-def cells_table(design: Design, history: History, figures: Sequence[CellFigures]) -> Table:
+def cells_table(campaign: Campaign) -> Table:
     """One row a cell: its means with their U95, and what they are of the reference's, block by block."""
-    per = "/sample" if any(f.is_per_sample for f in figures) else ""
+    design, history, figures = campaign.design, campaign.history, campaign.cells
+    per = "/sample" if campaign.is_per_sample else ""
+    of_device = f" of {design.device}" if design.device else ""
     columns = [
-        *factor_columns(design),
+        *campaign.factor_columns,
         Column("runs", "integer", "1", heading="n"),
         Column("time_s", "number", "s", heading=f"s{per}"),
         Column("u95_s", "number", "s", heading="± U95", is_uncertainty=True),
-        Column("energy_j", "number", "J", heading=f"J{per}", sign="≥"),
+        Column("energy_j", "number", "J", heading=f"J{per}{of_device}", sign="≥"),
         Column("u95_j", "number", "J", heading="± U95", is_uncertainty=True),
-        *([] if design.reference else [Column("power_w", "number", "W", heading="W")]),
     ]
+    if design.instrument.moved_over:
+        columns.append(Column("one_card_j", "number", "J", heading="J of one card"))
+        columns.append(Column("u95_one_card_j", "number", "J", heading="± U95", is_uncertainty=True))
     if design.reference:
         columns += [
             Column("e_ratio", "number", "1", "joules over the reference's, block by block", "E"),
+            Column("u95_e_ratio", "number", "1", heading="± U95", is_uncertainty=True),
             Column("edp_ratio", "number", "1", "energy-delay product over the reference's", "EDP"),
             Column("u95_edp_ratio", "number", "1", heading="± U95", is_uncertainty=True),
         ]
-    # For programs (`joules pick`); people have them in a table of their own.
-    results = dict.fromkeys(name for f in figures for name in f.accuracy)
-    columns += [Column(name, "number", is_hidden=True) for name in results]
+    else:
+        columns.append(Column("power_w", "number", "W", heading="W"))
+    # For programs (`joules pick`, pictures); people have them in tables of their own.
+    known = {column.name for column in columns}
+    hidden = dict.fromkeys(
+        name for f in figures for name in (*ratio_cells(f), *campaign.marks.get(f.cell, ()), *f.accuracy)
+    )
+    columns += [Column(name, "number", is_hidden=True) for name in hidden if name not in known]
     columns += [Column("provenance", is_hidden=True), Column("verdict"), Column("note")]
-    by_id = {f.cell.id: f for f in figures}
-    rows = []
+    rows: list[dict[str, TableCell]] = []
     for cell in design.cells():
-        f, why = by_id.get(cell.id), history.left.get(cell.id)
+        f, why = campaign.by_id.get(cell.id), history.left.get(cell.id)
         if f is not None:
-            rows.append({**cell.levels, **_row_of(f)})
+            rows.append({**campaign.levels(cell), **_row_of(f), **campaign.marks.get(cell, {})})
         elif why is not None:
             text = f"no result: {why.reason}{f' ({shortened(why.text, 60)})' if why.text else ''}"
             rows.append({**cell.levels, "runs": 0, "note": text})
     notes = [f"E and EDP: of those at {reference_text(design)}, in the same block"] if design.reference else []
-    notes += _quiet_verdicts(rows) + run_notes(design, history)
+    notes += ["joules of all cards, by what one of each kind took"] if design.instrument.moved_over else []
+    notes += _quiet_verdicts(rows) + campaign.asked_notes + run_notes(design, history)
     return make_table("cells", f"Cells of {design.name}", columns, rows, notes)
 
 
@@ -92,10 +93,11 @@ def reference_text(design: Design) -> str:
     )
 
 
-def accuracy_table(design: Design, history: History, figures: Sequence[CellFigures]) -> Table:
+def accuracy_table(campaign: Campaign) -> Table:
     """One row a cell: how good what was trained is, as `Meter.result` said it last, beside the joules."""
+    design, figures = campaign.design, campaign.cells
     names = list(dict.fromkeys(name for f in figures for name in f.accuracy))
-    columns = [*factor_columns(design), Column("runs", "integer", "1", heading="n")]
+    columns = [*campaign.factor_columns, Column("runs", "integer", "1", heading="n")]
     for name in names:
         columns.append(Column(name, "number", heading=name))
         columns.append(Column(f"u95_{name}", "number", heading="± U95", is_uncertainty=True))
@@ -103,14 +105,14 @@ def accuracy_table(design: Design, history: History, figures: Sequence[CellFigur
     columns.append(Column("energy_j", "number", "J", heading="J", sign="≥"))
     rows: list[dict[str, TableCell]] = []
     for f in figures if names else ():
-        row: dict[str, TableCell] = {**f.cell.levels, "runs": f.runs, "energy_j": f.energy_j.value}
+        row: dict[str, TableCell] = {**campaign.levels(f.cell), "runs": f.runs, "energy_j": f.energy_j.value}
         if design.weights and set(design.weights) <= set(f.accuracy):
             values = [f.accuracy[name].value for name in design.weights]
             row["average"] = weighted_mean(values, list(design.weights.values()))
         for name, mean in f.accuracy.items():
             row |= {name: mean.value, f"u95_{name}": mean.u95}
         rows.append(row)
-    return make_table("accuracy", f"What {design.name} has trained", columns, rows, same_losses(design, history))
+    return make_table("accuracy", f"What {design.name} has trained", columns, rows, same_losses(campaign))
 
 
 def _row_of(f: CellFigures) -> dict[str, TableCell]:
@@ -119,10 +121,9 @@ def _row_of(f: CellFigures) -> dict[str, TableCell]:
         "u95_j": f.energy_j.u95, "power_w": f.power_w, "provenance": f.provenance,
         "verdict": f.verdict or None, "note": f.note or None,
     }  # fmt: skip
-    if f.ratios:
-        edp = f.ratios["edp"]
-        row |= {"e_ratio": f.ratios["e"].value, "edp_ratio": edp.value, "u95_edp_ratio": edp.u95}
-    return row | {name: mean.value for name, mean in f.accuracy.items()}
+    if f.one_card_j is not None:
+        row |= {"one_card_j": f.one_card_j.value, "u95_one_card_j": f.one_card_j.u95}
+    return row | ratio_cells(f) | {name: mean.value for name, mean in f.accuracy.items()}
 
 
 def _quiet_verdicts(rows: Sequence[dict[str, TableCell]]) -> list[str]:
@@ -139,73 +140,110 @@ def _quiet_verdicts(rows: Sequence[dict[str, TableCell]]) -> list[str]:
 # -- phases, spread, runs ----------------------------------------------------------------------------------------------
 
 
-def phases_table(design: Design, history: History, figures: Sequence[CellFigures]) -> Table:
+def phases_table(campaign: Campaign) -> Table:
     """One row a cell and phase: seconds and joules of a batch where the sizes are known, else of a run, and what they
     are off the reference's, block by block, as Castro et al. compare two cards. What is not resolvable says so."""
-    runs = [m for m in measured(design, history) if m.result.phases or m.result.unresolved]
-    has_batches = bool(runs) and all(m.result.samples and _batch(m.item.cell.levels) for m in runs)
-    per = "/batch" if has_batches else ""
+    design = campaign.design
+    per = "/batch" if _has_batches(campaign) else ""
+    of_card = " of one card" if design.instrument.moved_over else f" of {design.device}" if design.device else ""
     columns = [
-        *factor_columns(design), Column("phase"),
+        *campaign.factor_columns, Column("phase"),
         Column("time_s", "number", "s", heading=f"s{per}"),
         Column("u95_s", "number", "s", heading="± U95", is_uncertainty=True),
-        Column("energy_j", "number", "J", heading=f"J{per}", missing="n.r."),
+        Column("energy_j", "number", "J", heading=f"J{per}{of_card}", missing="n.r."),
         Column("u95_j", "number", "J", heading="± U95", is_uncertainty=True),
-        *([Column("time_pct", "number", "%", heading="s Δ %"), Column("energy_pct", "number", "%", heading="J Δ %")]
-          if design.reference else []),
-        Column("note"),
     ]  # fmt: skip
-    by_cell: dict[str, dict[int, Result]] = {}
-    for m in runs:
-        by_cell.setdefault(m.item.cell.id, {})[m.item.block] = m.result
-    names = dict.fromkeys(name for m in runs for name in m.result.phases)
-    names |= dict.fromkeys(name for m in runs for name in m.result.unresolved)
-    rows: list[dict[str, TableCell]] = []
+    for name, unit in (("time", "s"), ("energy", "J")) if design.reference else ():
+        columns.append(Column(f"{name}_pct", "number", "%", heading=f"{unit} Δ %"))
+        columns.append(Column(f"u95_{name}_pct", "number", "%", heading="± U95", is_uncertainty=True))
+    columns.append(Column("note"))
+    rows = [campaign.levels(cell) | row for cell, row in phase_rows(campaign)]
+    return make_table("phases", f"Phases of {design.name}", columns, rows, campaign.asked_notes)
+
+
+def _has_batches(campaign: Campaign) -> bool:
+    """Whether all runs say of how many batches their phases are."""
+    runs = [m for m in campaign.runs if _phases(m.result)]
+    return bool(runs) and all(campaign.samples(m.result) and _batch(m.item.cell.levels) for m in runs)
+
+
+def phase_rows(campaign: Campaign) -> Iterator[tuple[Cell, dict[str, TableCell]]]:
+    """By cell and phase the figures of the table of phases."""
+    design, has_batches = campaign.design, _has_batches(campaign)
+    by_cell = {id: {b: _phases(r) for b, r in own.items()} for id, own in campaign.results.items()}
+    names = dict.fromkeys(name for m in campaign.runs for name in by_cell[m.item.cell.id][m.item.block])
     for cell in design.cells():
-        own, reference = by_cell.get(cell.id, {}), design.reference_of(cell)
-        beside = by_cell.get(reference.id, {}) if reference is not None else {}
-        batches = {id(r): _batches(r, cell.levels) if has_batches else 1.0 for r in own.values()}
+        results, reference = campaign.results.get(cell.id, {}), design.reference_of(cell)
+        own, beside = by_cell.get(cell.id, {}), by_cell.get(reference.id, {}) if reference is not None else {}
+        by = {b: 1 / _batches(campaign.samples(r), cell.levels) if has_batches else 1.0 for b, r in results.items()}
         for phase in names:
-            joules = [_phase_figure(r, phase).scaled(1 / batches[id(r)]) for r in own.values() if phase in r.phases]
-            seconds = [s / batches[id(r)] for r in own.values() if (s := _phase_seconds(r, phase)) is not None]
-            if not seconds:
+            at = {block: phases[phase] for block, phases in own.items() if phase in phases}
+            if not at:
                 continue
-            time = mean_of(seconds, design)
-            row = dict(cell.levels) | {"phase": phase, "time_s": time.value, "u95_s": time.u95}
-            reasons = dict.fromkeys(str(r.unresolved[phase][1]) for r in own.values() if phase in r.unresolved)
+            time = campaign.mean_of_numbers([by[b] * one.time_s for b, one in at.items()])
+            row: dict[str, TableCell] = {"phase": phase, "time_s": time.value, "u95_s": time.u95}
+            joules = [one.energy.scaled(by[b]) for b, one in at.items() if one.energy is not None]
+            reasons = dict.fromkeys(one.why for one in at.values() if one.energy is None)
+            some = ""
             if joules:
-                energy = mean_of_figures(joules, design)
-                row |= {"energy_j": energy.value, "u95_j": energy.u95}
-                some = f"joules: mean of {len(joules)} of {len(seconds)} runs; in the others "
-            else:
-                some = ""
-            note = f"{some}not resolvable: {', '.join(reasons)}" if reasons else None
-            rows.append(row | {"note": note} | _off(own, beside, phase))
-    return make_table("phases", f"Phases of {design.name}", columns, rows)
+                energy = campaign.mean(joules)
+                row |= {"energy_j": energy.value, "u95_j": energy.u95 or None}
+                some = f"joules: mean of {len(joules)} of {len(at)} runs; in the others "
+            row["note"] = f"{some}not resolvable: {', '.join(reasons)}" if reasons else None
+            of_reference = {block: phases[phase] for block, phases in beside.items() if phase in phases}
+            yield cell, row | _off(at, of_reference)
 
 
-def _phase_figure(result: Result, phase: str) -> Figure:
-    statistical, systematic, rectangle = result.phases_u.get(phase, (None, None, 0.0))
-    return Figure(result.phases[phase][0], statistical, systematic, rectangle or 0.0)
+@dataclass(frozen=True, slots=True)
+class _Phase:
+    """All phases of one name in a run."""
+
+    energy: Figure | None
+    """Of all devices."""
+    time_s: float
+    why: str
+    """There are no joules."""
 
 
-def _phase_seconds(result: Result, phase: str) -> float | None:
-    if phase in result.phases:
-        return result.phases[phase][1]
-    return float(result.unresolved[phase][0]) if phase in result.unresolved else None
+def phase_names(result: Result) -> list[str]:
+    """Of the phases whose joules are known."""
+    return [name for name, phase in _phases(result).items() if phase.energy is not None]
 
 
-def _off(own: Mapping[int, Result], beside: Mapping[int, Result], phase: str) -> dict[str, TableCell]:
+def _phases(result: Result) -> dict[str, _Phase]:
+    by_name: dict[str, list[Record]] = {}
+    for row in result.rows:
+        if row["kind"] == "phase":
+            by_name.setdefault(str(row["phase"]), []).append(row)
+    found = {}
+    for name, rows in by_name.items():
+        first = rows[0].get("device")
+        counts = [number_of(row, "iterations") or 0.0 for row in rows]
+        seconds = [n * (number_of(row, "s_per_batch") or 0.0) for n, row in zip(counts, rows, strict=True)]
+        figures = [(figure_of(row, "j_per_batch"), n) for n, row in zip(counts, rows, strict=True)]
+        whole = [figure.scaled(n) for figure, n in figures if figure is not None]
+        is_known = len(whole) == len(rows)
+        why = next((str(row.get("note", "")) for row in rows if row.get("j_per_batch") is None), "")
+        found[name] = _Phase(
+            sum_of_figures(whole, [str(row.get("device")) for row in rows]) if is_known else None,
+            sum(s for s, row in zip(seconds, rows, strict=True) if row.get("device") == first),
+            why.removeprefix("not resolvable: "),
+        )
+    return found
+
+
+def _off(own: Mapping[int, _Phase], beside: Mapping[int, _Phase]) -> dict[str, TableCell]:
     """Per cent that a phase takes more than the reference's, block by block."""
-    blocks = [
-        b for b in own if b in beside and min(*own[b].phases.get(phase, (0,)), *beside[b].phases.get(phase, (0,))) > 0
-    ]  # fmt: skip
-    if not blocks:
+    pairs = [(one, beside[block]) for block, one in own.items() if block in beside]
+    joules = [(a.energy.value, b.energy.value) for a, b in pairs if a.energy is not None and b.energy is not None]
+    seconds = [(a.time_s, b.time_s) for a, b in pairs if a.energy is not None and b.energy is not None]
+    if not joules or min(x for pair in (*joules, *seconds) for x in pair) <= 0:
         return {}
-    energy, time = (
-        mean_ratio([own[b].phases[phase][i] / beside[b].phases[phase][i] for b in blocks]).value for i in (0, 1)
-    )
-    return {"energy_pct": 100 * (energy - 1), "time_pct": 100 * (time - 1)}
+    row: dict[str, TableCell] = {}
+    for name, values in (("energy", joules), ("time", seconds)):
+        off = mean_of_ratios([a / b for a, b in values]).shifted(-1.0).scaled(100.0)
+        row |= {f"{name}_pct": off.value, f"u95_{name}_pct": off.u95}
+    return row
 
 
 def _batch(levels: Mapping[str, TableCell]) -> float | None:
@@ -213,37 +251,38 @@ def _batch(levels: Mapping[str, TableCell]) -> float | None:
     return float(batch) if isinstance(batch, int | float) else None
 
 
-def _batches(result: Result, levels: Mapping[str, TableCell]) -> float:
-    return ceil((result.samples or 0.0) / (_batch(levels) or 1.0)) or 1.0
+def _batches(samples: float | None, levels: Mapping[str, TableCell]) -> float:
+    return ceil((samples or 0.0) / (_batch(levels) or 1.0)) or 1.0
 
 
-def spread_table(design: Design, history: History, figures: Sequence[CellFigures]) -> Table:
+def spread_table(campaign: Campaign) -> Table:
     """One row a cell: mean and standard deviation of its runs' seconds and joules, as Koszczal et al. draw them."""
-    columns = [*factor_columns(design), Column("runs", "integer", "1", heading="n")]
+    columns = [*campaign.factor_columns, Column("runs", "integer", "1", heading="n")]
     for name, unit in (("time", "s"), ("energy", "J")):
         columns += [
             Column(f"{name}_{unit.lower()}", "number", unit, heading=unit),
             Column(f"sd_{unit.lower()}", "number", unit, heading=f"sd {unit}"),
             Column(f"sd_{name}_pct", "number", "%", heading="sd %"),
         ]
-    runs: dict[str, list[Result]] = {}
-    for m in measured(design, history):
-        runs.setdefault(m.item.cell.id, []).append(m.result)
     rows: list[dict[str, TableCell]] = []
-    for cell in design.cells():
-        if len(own := runs.get(cell.id, [])) > 1:
-            row: dict[str, TableCell] = {**cell.levels, "runs": len(own)}
-            for name, unit in (("time", "s"), ("energy", "j")):
-                values = [float(getattr(r, f"{name}_{unit}")) for r in own]
-                mean, sd = fmean(values), stdev(values)
-                row |= {f"{name}_{unit}": mean, f"sd_{unit}": sd, f"sd_{name}_pct": 100 * sd / mean}
-            rows.append(row)
-    return make_table("spread", f"Spread of the runs of {design.name}", columns, rows)
+    for f in campaign.cells:
+        if f.runs < 2:
+            continue
+        row: dict[str, TableCell] = {**campaign.levels(f.cell), "runs": f.runs}
+        runs = campaign.taken[f.cell.id].values()
+        for name, unit, values in (
+            ("time", "s", [r.result.time_s for r in runs]), ("energy", "j", [r.whole_j for r in runs]),
+        ):  # fmt: skip
+            mean, sd = fmean(values), stdev(values)
+            row |= {f"{name}_{unit}": mean, f"sd_{unit}": sd, f"sd_{name}_pct": 100 * sd / mean}
+        rows.append(row)
+    return make_table("spread", f"Spread of the runs of {campaign.design.name}", columns, rows)
 
 
-def trainings_table(design: Design, history: History, figures: Sequence[CellFigures]) -> Table:
+def trainings_table(campaign: Campaign) -> Table:
     """One row a run that trained to a target: what `joules optimise` reads as a trace."""
-    runs = [m for m in measured(design, history) if EPOCH in m.result.accuracy]
+    design = campaign.design
+    runs = [m for m in campaign.runs if EPOCH in m.result.accuracy and m.item.cell.id in campaign.taken]
     columns = [
         Column("job"), Column("batch_size", "number", "1", heading="batch"),
         Column(CAP, "number", "W", heading="cap W"), Column("epochs", "number", "1"),
@@ -251,12 +290,13 @@ def trainings_table(design: Design, history: History, figures: Sequence[CellFigu
     ]  # fmt: skip
     every: list[tuple[bool, dict[str, TableCell]]] = []
     for m in runs:
-        levels = m.item.cell.levels
-        reference = design.reference_levels(levels) or levels
+        levels, taken = campaign.levels(m.item.cell), campaign.taken[m.item.cell.id].get(m.item.block)
+        joules = None if taken is None else taken.whole_j
+        reference = design.reference_levels(m.item.cell.levels) or levels
         is_default = _batch(levels) == _batch(reference)
         every.append((not is_default, {
             "job": str(levels.get(MODEL, design.name)), "batch_size": _batch(levels), CAP: levels.get(CAP),
-            "epochs": m.result.accuracy[EPOCH], "energy_j": m.result.energy_j, "time_s": m.result.time_s,
+            "epochs": m.result.accuracy[EPOCH], "energy_j": joules, "time_s": m.result.time_s,
         }))  # fmt: skip
     # The first row of a job has its default batch size.
     rows = [row for _, row in sorted(every, key=lambda pair: pair[0])]
@@ -270,40 +310,43 @@ SGEMM = "sgemm"
 """The model whose cells are what the card can do: a product of two large matrices."""
 
 
-def efficiency_table(design: Design, history: History, figures: Sequence[CellFigures]) -> Table:
+def efficiency_table(campaign: Campaign) -> Table:
     """One row a cell: operations a second and a joule, by both conventions, and the share of what a matrix product
     reaches on the same card at the same settings."""
     columns = [
-        *factor_columns(design), Column("gflops", "number", "1e9/s", "executed", heading="GFLOPS"),
+        *campaign.factor_columns, Column("gflops", "number", "1e9/s", "executed", heading="GFLOPS"),
         Column("gflops_per_w", "number", "1e9/J", heading="GFLOPS/W (paper)"),
         Column("sgemm_pct", "number", "%", heading="of SGEMM %"),
         Column("gflops_per_w_executed", "number", "1e9/J", heading="GFLOPS/W (executed)"),
         Column("sgemm_executed_pct", "number", "%", heading="of SGEMM %"),
     ]  # fmt: skip
-    runs: dict[str, list[Result]] = {}
-    for m in measured(design, history):
-        if m.result.operations:
-            runs.setdefault(m.item.cell.id, []).append(m.result)
-    cells = [cell for cell in design.cells() if cell.id in runs]
-    best = {_settings(c.levels): _per_joule(runs[c.id]) for c in cells if c.levels.get(MODEL) == SGEMM}
+    cells = [f for f in campaign.cells if any(_operations(r.result)[0] for r in campaign.taken[f.cell.id].values())]
+    figures = {f.cell.id: _per_joule(list(campaign.taken[f.cell.id].values())) for f in cells}
+    best = {_settings(f.cell.levels): figures[f.cell.id] for f in cells if f.cell.levels.get(MODEL) == SGEMM}
     rows: list[dict[str, TableCell]] = []
-    for cell in cells:
-        paper, executed = _per_joule(runs[cell.id])
-        of_paper, of_executed = best.get(_settings(cell.levels), (None, None))
-        watts = sum(r.energy_j for r in runs[cell.id]) / sum(r.time_s for r in runs[cell.id])
+    for f in cells:
+        paper, executed = figures[f.cell.id]
+        of_paper, of_executed = best.get(_settings(f.cell.levels), (None, None))
         rows.append({
-            **cell.levels, "gflops": executed and executed * watts, "gflops_per_w": paper,
+            **campaign.levels(f.cell), "gflops": executed and executed * f.power_w, "gflops_per_w": paper,
             "gflops_per_w_executed": executed, "sgemm_pct": paper and of_paper and 100 * paper / of_paper,
             "sgemm_executed_pct": executed and of_executed and 100 * executed / of_executed,
         })  # fmt: skip
     notes = ["(paper): a multiply-add is one operation, and each pass counts alike; (executed): two, and all that runs"]
-    return make_table("efficiency", f"Operations of {design.name}", columns, rows, notes if rows else ())
+    notes += ["GFLOPS and W are those of all GPUs"] if any(f.cell.levels.get(GPUS, 1) != 1 for f in cells) else []
+    return make_table("efficiency", f"Operations of {campaign.design.name}", columns, rows, notes if rows else ())
 
 
-def _per_joule(runs: Sequence[Result]) -> tuple[float | None, float | None]:
-    """1e9 operations a joule, by both conventions."""
-    joules = sum(r.energy_j for r in runs)
-    paper, executed = [r.operations for r in runs], [r.operations_executed for r in runs]
+def _operations(result: Result) -> tuple[float | None, float | None]:
+    """Of forward and backward, by both conventions: a multiply-add is one, and each pass counts alike (Castro et al.);
+    or two, and all that runs."""
+    return result.operations("operations_per_sample", 2), result.operations("operations_executed_per_sample", 1)
+
+
+def _per_joule(runs: Sequence[Taken]) -> tuple[float | None, float | None]:
+    """1e9 operations a joule of all cards, by both conventions."""
+    joules = sum(r.whole_j for r in runs)
+    paper, executed = zip(*(_operations(r.result) for r in runs), strict=True)
     return _share(paper, joules), _share(executed, joules)
 
 
@@ -315,47 +358,46 @@ def _settings(levels: Mapping[str, TableCell]) -> tuple[tuple[str, TableCell], .
     return tuple((n, v) for n, v in sorted(levels.items()) if n not in (MODEL, "batch_size", "batch"))
 
 
-def testbed_table(design: Design, history: History, figures: Sequence[CellFigures]) -> Table:
+def testbed_table(campaign: Campaign) -> Table:
     """The machines and devices on which the runs were made, as table 1 of Krzywaniak et al."""
-    runs = measured(design, history)
+    beds = [m.result.rows[0] for m in campaign.runs]
     headings = {"device_name": "device", "memory_gib": "GiB", "least_power_limit_w": "least W",
                 "default_power_limit_w": "default W", "greatest_power_limit_w": "greatest W"}  # fmt: skip
-    own = [name for name in TESTBED if any(name in m.result.testbed for m in runs)]
+    own = [name for name in TESTBED if any(name in bed for bed in beds)]
     columns = [replace(column(name, headings.get(name, "")), is_setting=False) for name in own]
-    counts = Counter(tuple(m.result.testbed.get(name) for name in own) for m in runs if m.result.testbed)
+    counts = Counter(tuple(bed.get(name) for name in own) for bed in beds if own and set(own) & set(bed))
     rows: list[dict[str, TableCell]] = [
         {**dict(zip(own, values, strict=True)), "runs": count} for values, count in counts.items()
     ]
     columns.append(Column("runs", "integer", "1", heading="runs"))
-    return make_table("testbed", f"Test bed of {design.name}", columns, rows)
+    return make_table("testbed", f"Test bed of {campaign.design.name}", columns, rows)
 
 
-def kernels_table(design: Design, history: History, figures: Sequence[CellFigures]) -> Table:
+def kernels_table(campaign: Campaign) -> Table:
     """Which cells ran the same kernels in ten iterations. Where these change, another algorithm explains the energy."""
     columns = [
-        *factor_columns(design),
+        *campaign.factor_columns,
         Column("set", heading="kernels"),
         Column("kernels", "integer", "1", heading="n"),
         Column("first", heading="most often"),
     ]
     sets: dict[str, str] = {}
     rows: list[dict[str, TableCell]] = []
-    for cell, of in kernels_of(design, history).items():
+    for cell, of in kernels_of(campaign).items():
         own = sets.setdefault(str(of["digest"]), f"set {len(sets) + 1}")
         first = shortened(printable(str(of["first"])), _LONGEST)
-        rows.append({**cell.levels, "set": own, "kernels": of["distinct"], "first": first})
-    return make_table("kernels", f"Kernels of {design.name}", columns, rows)
+        rows.append({**campaign.levels(cell), "set": own, "kernels": of["distinct"], "first": first})
+    return make_table("kernels", f"Kernels of {campaign.design.name}", columns, rows)
 
 
 _LONGEST = 28
 """Characters of a kernel's name."""
 
 
-def kernels_of(design: Design, history: History) -> dict[Cell, Mapping[str, Any]]:
+def kernels_of(campaign: Campaign) -> dict[Cell, Mapping[str, Any]]:
     """By cell, of its first run that says them."""
-    cells = {cell.id: cell for cell in design.cells()}
     found: dict[Cell, Mapping[str, Any]] = {}
-    for m in measured(design, history):
+    for m in campaign.runs:
         if m.result.kernels:
-            found.setdefault(cells[m.item.cell.id], m.result.kernels)
-    return {cell: found[cell] for cell in cells.values() if cell in found}
+            found.setdefault(m.item.cell, m.result.kernels)
+    return {cell: found[cell] for cell in campaign.design.cells() if cell in found}

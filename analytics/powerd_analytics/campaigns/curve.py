@@ -17,7 +17,7 @@ A card may disobey the form. A deviation delta(cap) from it is a Gaussian proces
 with a = 0.1 % for what no test would find, and another one where chi-squared rejects the form (p < 0.01), with a and l
 by marginal likelihood (Rasmussen and Williams, "Gaussian processes for machine learning", 2006, 2.7 and 5.4.1).
 
-Caps are as good as the best by the difference of ln M from the best cap's, whose 2.5 % quantile must not exceed 0.001.
+Caps are as good as the best by the difference of ln M from the best cap's, as `powerd_analytics.frame.best` has it.
 """
 
 from __future__ import annotations
@@ -31,18 +31,15 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import fdtrc, stdtrit
 
-from powerd_analytics import metrics
+from powerd_analytics.frame.best import Best, best_of_curve, lowest
+from powerd_analytics.frame.merits import Merit, merit_of
 from powerd_core.errors import AnalysisError
 from powerd_core.gpu_physics import Card
 
 Values = NDArray[np.float64]
 
-TOLERANCE = 0.001
-"""Of ln M: a cap that is worse by less is as good."""
 REJECTED_BELOW = 0.01
 """p of the form's chi-squared."""
-TIE = 1e-9
-"""Of ln M: rounding. Above the cap that binds, all caps are one."""
 BLOCK_SD = 0.012
 """By how much the level differs between blocks, before anything was measured."""
 NOISE_SD, NOISE_FREEDOM = 0.01, 4.0
@@ -60,67 +57,6 @@ UNSEEN, UNSEEN_LENGTH = 0.001, 0.03
 
 
 @dataclass(frozen=True, slots=True)
-class Metric:
-    """What is to be least, of energy and time relative to the default cap.
-
-    ``e``, ``edp``, ``ed2p``, ``t``, ``eds:K``, or ``saving_minus_loss``, which is 200 (1 - EDS 2) in points and is to
-    be greatest.
-    """
-
-    name: str
-    exponents: tuple[float, float] = (0.0, 0.0)
-    """Of energy and time, where the metric is a product."""
-    k: float | None = None
-    """Of an EDS."""
-
-    @classmethod
-    def parse(cls, name: str) -> Metric:
-        """Raises `AnalysisError` for a name that is none."""
-        if name in PRODUCTS:
-            return cls(name, PRODUCTS[name])
-        if name == "saving_minus_loss":
-            return cls(name, k=2.0)
-        kind, _, number = name.partition(":")
-        try:
-            k = float(number or "2")
-        except ValueError:
-            k = math.nan
-        if kind != "eds" or not (math.isfinite(k) and k >= 1):
-            words = ", ".join([*PRODUCTS, "eds:K with K from 1 on", "saving_minus_loss"])
-            raise AnalysisError(f"{name!r} is no metric of a sweep: choose one of {words}")
-        return cls(name, k=k)
-
-    def logarithm(self, log_e: Values, log_t: Values) -> Values:
-        """ln M [...] of ln energy and ln time relative to the default; of 1 - saving minus loss / 200 for the last."""
-        if self.k is None:
-            return self.exponents[0] * log_e + self.exponents[1] * log_t
-        return np.log(metrics.eds(np.exp(log_e), np.exp(log_t), 1.0, 1.0, self.k))
-
-    def slopes(self, log_e: Values, log_t: Values) -> tuple[Values, Values]:
-        """Derivatives of ln M by ln E and by ln t."""
-        if self.k is None:
-            return np.full_like(log_e, self.exponents[0]), np.full_like(log_t, self.exponents[1])
-        of_e, of_t = (self.k - 1) / self.k * np.exp(log_e), 1 / self.k * np.exp(log_t)
-        return of_e / (of_e + of_t), of_t / (of_e + of_t)
-
-    def value(self, log_m: Values) -> Values:
-        """The metric as it is printed."""
-        return 200 * (1 - np.exp(log_m)) if self.name == "saving_minus_loss" else np.exp(log_m)
-
-    def u95(self, log_m: Values, log_u95: Values) -> Values:
-        """U95 of `value`."""
-        return np.exp(log_m) * log_u95 * (200 if self.name == "saving_minus_loss" else 1)
-
-
-PRODUCTS = {"e": (1.0, 0.0), "edp": (1.0, 1.0), "ed2p": (1.0, 2.0), "t": (0.0, 1.0)}
-
-
-def lowest(log_m: Values) -> int:
-    """Index of the least ln M; of equal ones the first, which is that of the lowest cap."""
-    return int(np.argmax(log_m <= log_m.min() + TIE))
-
-
-@dataclass(frozen=True, slots=True)
 class Runs:
     """Runs of one training at several caps, the same work in each."""
 
@@ -132,14 +68,18 @@ class Runs:
 
 
 class Choice(NamedTuple):
-    """The best cap by one metric."""
+    """The best cap by one figure of merit."""
 
     cap_w: float
     value: float
-    """The metric there, relative to the default; of saving minus loss in points."""
+    """The merit there, relative to the default; of saving minus loss in points."""
     u95: float
+    best: Best
+    """By the levels' indices."""
     as_good: tuple[float, ...]
-    """Caps that cannot be told from it, itself among them."""
+    """Caps that cannot be told from it and are surely near it, itself among them."""
+    open: tuple[float, ...]
+    """Caps that cannot be told from it either, of which too little is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,23 +119,24 @@ class CapCurve:
         return not self.p_form < REJECTED_BELOW
 
     def values(self, metric: str) -> tuple[Values, Values, Values]:
-        """Levels (W), the metric relative to the default, and its U95, each [L]."""
-        m = Metric.parse(metric)
-        log_m, slopes = self._linear(m)
-        log_u95 = self._factor(0.975) * self._sd(slopes, self._default)
-        return self.levels_w, m.value(log_m), m.u95(log_m, log_u95)
+        """Levels (W), the merit relative to the default, and its U95, each [L]."""
+        merit = merit_of(metric)
+        log_m, slopes = self._linear(merit)
+        ratio, log_u95 = np.exp(log_m), self._factor(0.975) * self._sd(slopes, self._default)
+        return self.levels_w, merit.printed(ratio), np.abs(merit.printed(ratio * (1 + log_u95)) - merit.printed(ratio))
 
-    def best(self, metric: str) -> Choice:
-        m = Metric.parse(metric)
-        log_m, slopes = self._linear(m)
-        i = lowest(log_m)
-        least_excess = log_m - log_m[i] - self._factor(0.975) * self._sd(slopes, i)
-        is_as_good = least_excess <= TOLERANCE
-        if not self.is_form_kept:
-            is_as_good |= self._near_in_means(m)
+    def best(self, metric: str, among: Sequence[float] = ()) -> Choice:
+        """The best level, or the best ``among`` some. Raises `AnalysisError` for a name that is no merit."""
+        merit = merit_of(metric)
+        log_m, slopes = self._linear(merit)
+        at = np.flatnonzero(np.isin(self.levels_w, among)) if among else np.arange(len(log_m))
+        i = int(at[lowest(log_m[at])])
+        half = self._factor(0.975) * self._sd(slopes, i)
+        also = None if self.is_form_kept else self._near_in_means(merit)
+        best = best_of_curve(i, log_m - log_m[i], half, also)
         _, value, u95 = self.values(metric)
-        as_good = tuple(self.levels_w[is_as_good].tolist())
-        return Choice(float(self.levels_w[i]), float(value[i]), float(u95[i]), as_good)
+        as_good, unsure = (tuple(self.levels_w[list(rows)].tolist()) for rows in (best.as_good, best.open))
+        return Choice(float(self.levels_w[i]), float(value[i]), float(u95[i]), best, as_good, unsure)
 
     def draws(self, n: int, rng: np.random.Generator) -> tuple[Values, Values]:
         """ln E and ln t relative to the default, each [n, L], of curves drawn from what is known."""
@@ -213,17 +154,17 @@ class CapCurve:
     def _factor(self, quantile: float) -> float:
         return float(stdtrit(self.cells.freedom, quantile))
 
-    def _linear(self, metric: Metric) -> tuple[Values, Values]:
+    def _linear(self, merit: Merit) -> tuple[Values, Values]:
         """ln M [L] relative to the default, and its derivatives [L, 2L] by the curve's ln E and ln t."""
         log_e, log_t = np.split(self.mean, 2)
         i, n = self._default, len(log_e)
         log_e, log_t = log_e - log_e[i], log_t - log_t[i]
         slopes = np.zeros((n, 2 * n))
         each = np.arange(n)
-        for first, slope in zip((0, n), metric.slopes(log_e, log_t), strict=True):
+        for first, slope in zip((0, n), merit.slopes(log_e, log_t), strict=True):
             slopes[each, first + each] += slope
             slopes[:, first + i] -= slope
-        return metric.logarithm(log_e, log_t), slopes
+        return merit.logarithm(log_e, log_t), slopes
 
     def _sd(self, slopes: Values, i: int) -> Values:
         """[L] standard uncertainty of the difference of ln M from that at level ``i``."""
@@ -231,15 +172,15 @@ class CapCurve:
         sd: Values = np.sqrt(np.maximum(np.einsum("ij,jk,ik->i", differences, self.covariance, differences), 0.0))
         return sd
 
-    def _near_in_means(self, metric: Metric) -> NDArray[np.bool_]:
+    def _near_in_means(self, merit: Merit) -> NDArray[np.bool_]:
         """[L] whether the mean of the runs at a level is within chance of the least mean: Student's t, the spread
         pooled over all caps. It needs no form."""
         cells, near = self.cells, np.zeros(len(self.levels_w), bool)
         log_e, log_t = np.split(cells.mean, 2)
         at = np.searchsorted(self.levels_w, cells.caps_w)
         log_e, log_t = log_e - self.mean[self._default], log_t - self.mean[len(self.levels_w) + self._default]
-        log_m = metric.logarithm(log_e, log_t)
-        slopes = np.stack(metric.slopes(log_e, log_t), axis=1)
+        log_m = merit.logarithm(log_e, log_t)
+        slopes = np.stack(merit.slopes(log_e, log_t), axis=1)
         i = lowest(log_m)
         variance = np.einsum("ij,jk,ik->i", slopes, cells.noise, slopes)
         sd = np.sqrt(variance * (1 / cells.counts + 1 / cells.counts[i]))

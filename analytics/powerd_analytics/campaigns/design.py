@@ -398,16 +398,37 @@ class Design:
         }
 
     def with_levels(self, levels: Mapping[str, Any]) -> Design:
-        """As it was resolved before, by its `levels`. Raises `ConfigError` where these are of other factors."""
+        """As it was resolved before, by its `levels`, but for a reference that was changed since: to compare with other
+        cells takes no new run. Raises `ConfigError` where these are of other factors, and for a reference that no cell
+        has."""
         if set(levels.get("factors", ())) != set(self.factors):
             raise ConfigError("the campaign was begun with other factors: give --into another folder")
-        return replace(
+        begun = replace(
             self,
             factors={name: tuple(own) for name, own in levels["factors"].items()},
             reference=levels["reference"],
             exclude=tuple(levels["exclude"]),
             more_cells=tuple(levels["more_cells"]),
         )
+        reference = {name: self._as_begun(name, level, levels) for name, level in self.reference.items()}
+        if reference == begun.reference:
+            return begun
+        # Cells of the reference of old stay cells.
+        other = replace(begun, reference=reference, more_cells=tuple(cell.levels for cell in begun.cells()))
+        if unknown := [cell for cell in other.cells() if cell.id not in begun.cells_by_id]:
+            raise ConfigError(f"order.reference: the campaign has no cell {unknown[0]}")
+        return other
+
+    def _as_begun(self, name: str, level: Any, levels: Mapping[str, Any]) -> Any:
+        """A level of the reference as a number: what is said by a word, as ``default``, is what it was then."""
+        if isinstance(level, Mapping):
+            return {model: self._as_begun(name, one, levels) for model, one in level.items()}
+        if name not in KNOBS or not isinstance(level, str):
+            return level
+        resolved = dict(zip(self.factors[name], levels["factors"][name], strict=False))
+        before = levels["reference"].get(name)
+        is_known = level in resolved and len(self.factors[name]) == len(levels["factors"][name])
+        return resolved[level] if is_known else before if before is not None else level
 
     @property
     def fingerprint(self) -> str:

@@ -18,7 +18,7 @@ from typing import Protocol
 from powerd_analytics.campaigns.design import GPUS, KNOBS, Design, Item
 from powerd_analytics.campaigns.journal import Discard, Result
 from powerd_analytics.campaigns.results import result_of, spoiled
-from powerd_analytics.runs.phases import is_number_cell
+from powerd_analytics.text import is_number_cell
 from powerd_client.log import install_hint
 from powerd_client.ownership import make_folder, open_own
 from powerd_client.recording import CAMPAIGN_ENVIRONMENT

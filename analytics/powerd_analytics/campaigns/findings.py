@@ -1,44 +1,26 @@
 """What comes out of a campaign, as sentences with figures and their 95 % intervals.
 
-Each function looks for one thing that published studies have found, and says what it is here, whichever way it goes.
+Each function looks for one thing that published studies have found, and says what it is here, whichever way it goes;
+where the figures do not say which way, it says nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
-from math import exp, log
+from math import exp, hypot, log
 from statistics import fmean
 
 from powerd_analytics.campaigns.cell_tables import kernels_of
-from powerd_analytics.campaigns.design import GPUS, KNOBS, MODEL, Design
-from powerd_analytics.campaigns.group_tables import LEAST, floor_j, savings, wholes
-from powerd_analytics.campaigns.groups import (
-    CORE,
-    MEMORY,
-    Best,
-    Group,
-    Scaling,
-    chosen,
-    groups_of,
-    knee,
-    marginals,
-    scalings,
-    setting_text,
-    spans,
-)
-from powerd_analytics.campaigns.journal import History
-from powerd_analytics.campaigns.results import (
-    SINGLE,
-    CellFigures,
-    Mean,
-    cell_figures,
-    is_single,
-    mean_ratio,
-    same_losses,
-)
-from powerd_analytics.export import Cell as TableCell
+from powerd_analytics.campaigns.cells import SINGLE, Campaign, CellFigures, Chosen, Group, is_single, same_losses
+from powerd_analytics.campaigns.design import GPUS, KNOBS, MODEL, Design, level_text
+from powerd_analytics.campaigns.group_tables import floor_j, is_below, savings, wholes
+from powerd_analytics.campaigns.groups import CORE, MEMORY, Scaling, knee, marginals, scalings, setting_text, spans
+from powerd_analytics.frame.figure import Figure, mean_of_cells
+from powerd_analytics.frame.means import mean_of_ratios
+from powerd_analytics.frame.merits import merit_of
 from powerd_analytics.runs.accuracy import is_lower_better
+from powerd_analytics.text import Cell as TableCell
 from powerd_core.text import with_u95
 
 NEAR = 0.01
@@ -58,35 +40,61 @@ _SHORT = {
 }
 
 
-def findings(design: Design, history: History) -> list[str]:
+def findings(campaign: Campaign) -> list[str]:
     """The sentences, in the order of the page."""
-    if is_single(history):
+    if is_single(campaign.history):
         return [f"{SINGLE[:1].upper()}{SINGLE[1:]}."]
-    figures, groups = cell_figures(design, history), groups_of(design, history)
+    design, figures = campaign.design, campaign.cells
     knobs = [name for name in design.factors if name in KNOBS]
-    compared = [g for g in groups if g.reference is not None and len(g.cells) > 1] if knobs else []
-    sentences = [] if knobs else _of_cells(figures)
-    sentences += _of_groups(design, compared, knobs)
-    sentences += _of_least_loss(compared, knobs)
-    sentences += _of_savings(design, figures)
-    sentences += [text for scaling in scalings(design, history) for text in _of_scaling(scaling)]
+    compared = [g for g in campaign.groups if g.reference is not None and len(g.cells) > 1] if knobs else []
+    sentences = [] if knobs else _of_cells(campaign)
+    sentences += _of_groups(campaign, compared, knobs)
+    sentences += _of_least_loss(campaign, compared, knobs)
+    sentences += _of_savings(campaign)
+    sentences += [text for scaling in scalings(campaign) for text in _of_scaling(campaign, scaling)]
     sentences += _of_floor(design, figures)
-    sentences += _of_clocks(design, groups)
-    sentences += _of_batches(design, figures)
-    sentences += _of_mixed_cards(design, figures)
+    sentences += _of_clocks(campaign)
+    sentences += _of_batches(campaign)
+    sentences += _of_mixed_cards(campaign)
     sentences += _of_accuracy(figures)
-    sentences += _of_kernels(design, history)
-    sentences += same_losses(design, history)
+    sentences += _of_kernels(campaign)
+    sentences += same_losses(campaign)
     return [f"{text[:1].upper()}{text[1:].rstrip('.')}." for text in sentences]
 
 
-def _of_cells(figures: Sequence[CellFigures]) -> list[str]:
-    """The cell of least energy, and of those that are about as accurate as the best one."""
+def surely_less(a: Figure, b: Figure) -> bool:
+    """Whether one figure is below another by more than both are unsure of; where one is not known, nobody knows."""
+    if a.u95 is None or b.u95 is None:
+        return False
+    return b.value - a.value > hypot(a.u95, b.u95)
+
+
+def falls(figures: Sequence[Figure]) -> bool:
+    """Whether figures fall from the first to the last, and no step rises by more than is unsure."""
+    return surely_less(figures[-1], figures[0]) and not any(surely_less(a, b) for a, b in pairwise(figures))
+
+
+def rises(figures: Sequence[Figure]) -> bool:
+    return falls(list(reversed(figures)))
+
+
+def does_neither(figures: Sequence[Figure]) -> bool:
+    """Whether some step surely falls and another one surely rises."""
+    steps = list(pairwise(figures))
+    return any(surely_less(a, b) for a, b in steps) and any(surely_less(b, a) for a, b in steps)
+
+
+def _of_cells(campaign: Campaign) -> list[str]:
+    """The cell of least energy, and of those that are about as accurate as the best one. Silent where some other cell
+    may have the least as well."""
+    figures = campaign.cells
     if len(figures) < 2:
         return []
-    unit = "J a sample" if figures[0].is_per_sample else "J"
+    unit = "J a sample" if campaign.is_per_sample else "J"
     best = min(figures, key=lambda f: f.energy_j.value)
-    sentences = [f"the least energy is at {best.cell}: {_text(best.energy_j)} {unit}"]
+    sentences = []
+    if _is_least(best, figures):
+        sentences.append(f"the least energy is at {_cell(campaign, best)}: {_text(best.energy_j)} {unit}")
     for name in list(best.accuracy)[:1]:
         known = [f for f in figures if name in f.accuracy]
         if is_lower_better(name) or not known:
@@ -94,113 +102,143 @@ def _of_cells(figures: Sequence[CellFigures]) -> list[str]:
         most = max(f.accuracy[name].value for f in known)
         good = [f for f in known if f.accuracy[name].value >= most * (1 - NEAR)]
         cheapest = min(good, key=lambda f: f.energy_j.value)
+        if not _is_least(cheapest, good):
+            continue
         among = f"in {len(good)} of {len(known)} cells {name} is"
         near = f"{among} within {100 * NEAR:g} % of the best ({most:.4g})"
         what = f"{_text(cheapest.energy_j)} {unit}, with {name} {_text(cheapest.accuracy[name])}"
-        sentences.append(f"{near}; of these the least energy is at {cheapest.cell}: {what}")
+        sentences.append(f"{near}; of these the least energy is at {_cell(campaign, cheapest)}: {what}")
     return sentences
+
+
+def _cell(campaign: Campaign, f: CellFigures) -> str:
+    """A cell of a machine with cards of several kinds is that machine, whichever card was measured."""
+    return ", ".join(f"{name} {level_text(name, level)}" for name, level in campaign.machine(f.cell).items())
+
+
+def _is_least(best: CellFigures, among: Sequence[CellFigures]) -> bool:
+    others = [f for f in among if f is not best and f.energy_j.value != best.energy_j.value]
+    return all(surely_less(best.energy_j, f.energy_j) for f in others)
 
 
 # -- the best setting --------------------------------------------------------------------------------------------------
 
 
-def _of_groups(design: Design, groups: Sequence[Group], knobs: Sequence[str]) -> Iterator[str]:
+def _of_groups(campaign: Campaign, groups: Sequence[Group], knobs: Sequence[str]) -> Iterator[str]:
     """Where the least energy and the least EDP are, what they save, and how wide the valley is."""
     for metric in ("e", "edp"):
-        best = [(group, chosen(design, group, metric)) for group in groups]
+        best = [(group, campaign.best(group, metric)) for group in groups]
         if len(groups) <= ONE_BY_ONE:
-            yield from (_of_group(group, of, metric, knobs) for group, of in best)
+            yield from (_of_group(campaign, *pair, metric, knobs) for pair in best if _is_found(*pair))
         else:
-            yield _of_many(best, metric, knobs)
+            yield _of_many(campaign, best, metric, knobs)
 
 
-def _of_group(group: Group, best: Best, metric: str, knobs: Sequence[str]) -> str:
+def _is_found(group: Group, best: Chosen) -> bool:
+    """Whether some cell is surely worse than the best."""
+    return len(best.as_good) + len(best.open) < len(group.cells)
+
+
+def _of_group(campaign: Campaign, group: Group, best: Chosen, metric: str, knobs: Sequence[str]) -> str:
     name = _name(group.levels)
-    sentence = f"{name + ': ' if name else ''}the least {LEAST[metric]} is at {setting_text(best.cell)}"
+    where = setting_text(campaign, best.cell)
+    sentence = f"{name + ': ' if name else ''}the least {merit_of(metric).heading} is at {where}"
     off = group.off_reference(best.cell)
-    if off is not None:
+    if off is not None and best.cell != group.reference:
         energy, time = off
         sentence += f", with {_per_cent(energy, 'energy')} and {_per_cent(time, 'time')} than at the reference"
     if len(best.as_good) > 1:
-        others = "; ".join(spans(best.as_good, group.cells, knob) for knob in knobs)
-        sentence += f"; {others} cannot be told from it"
+        every = (*group.cells, *best.as_good)
+        others = "; ".join(spans(campaign, best.as_good, every, knob) for knob in knobs)
+        sentence += f"; {others} cannot be told from it, and may be {100 * best.worst:.2g} % worse at most"
     if metric == "e" and len(knobs) == 1:
-        sentence += f"; the valley, within 1 % of the least energy, is {_valley(group, knobs[0])}"
+        sentence += f"; the valley, within 1 % of the least energy, is {_valley(campaign, group, knobs[0])}"
     return sentence
 
 
-def _of_many(best: Sequence[tuple[Group, Best]], metric: str, knobs: Sequence[str]) -> str:
+def _of_many(campaign: Campaign, best: Sequence[tuple[Group, Chosen]], metric: str, knobs: Sequence[str]) -> str:
     offs = [off for group, of in best if (off := group.off_reference(of.cell)) is not None]
     energies, times = zip(*offs, strict=True)
     cells = [of.cell for _, of in best]
-    where = "; ".join(spans(cells, cells, knob) for knob in knobs)
+    where = "; ".join(spans(campaign, cells, cells, knob) for knob in knobs)
     return (
-        f"in {len(best)} kinds of training the least {LEAST[metric]} is at {where}; off the reference, energy is "
-        f"{_range(energies)} % and time {_range(times)} %"
+        f"in {len(best)} kinds of training the least {merit_of(metric).heading} is at {where}; off the reference, "
+        f"energy is {_range(energies)} % and time {_range(times)} %"
     )
 
 
-def _range(ratios: Sequence[float]) -> str:
+def _range(figures: Sequence[Figure]) -> str:
+    ratios = [figure.value for figure in figures]
     return f"{100 * (min(ratios) - 1):+.3g} to {100 * (max(ratios) - 1):+.3g}"
 
 
-def _valley(group: Group, knob: str) -> str:
+def _valley(campaign: Campaign, group: Group, knob: str) -> str:
     """The levels whose mean energy is near the least mean."""
-    off = {cell: found[0] for cell in group.cells if (found := group.off_reference(cell)) is not None}
+    off = {cell: found[0].value for cell in group.cells if (found := group.off_reference(cell)) is not None}
     near = [cell for cell, energy in off.items() if energy <= VALLEY * min(off.values())]
-    levels = [float(cell.levels[knob]) for cell in near]
+    levels = [float(str(campaign.levels(cell)[knob])) for cell in near]
     width = f" ({max(levels) - min(levels):g} wide)" if len(levels) > 1 else ""
-    return spans(near, group.cells, knob) + width
+    return spans(campaign, near, group.cells, knob) + width
 
 
-def _of_least_loss(groups: Sequence[Group], knobs: Sequence[str]) -> Iterator[str]:
-    """Which model loses least time at the lowest level of the knob."""
+def _of_least_loss(campaign: Campaign, groups: Sequence[Group], knobs: Sequence[str]) -> Iterator[str]:
+    """Which model loses least time at the lowest level of the knob. Silent where the models cannot be told apart."""
     if len(knobs) != 1 or len(groups) < 2 or len({g.levels.get(MODEL) for g in groups}) < len(groups):
         return
-    slower: dict[str, float] = {}
+    slower: dict[str, Figure] = {}
     for group in groups:
         lowest = min(group.cells, key=lambda cell: float(cell.levels[knobs[0]]))
         if (off := group.off_reference(lowest)) is not None:
-            slower[str(group.levels[MODEL])] = 100 * (off[1] - 1)
-    if len(slower) > 1:
-        least, most = min(slower, key=lambda n: slower[n]), max(slower, key=lambda n: slower[n])
-        at = setting_text(min(groups[0].cells, key=lambda cell: float(cell.levels[knobs[0]])))
+            slower[str(group.levels[MODEL])] = off[1].shifted(-1.0).scaled(100.0)
+    if len(slower) < 2:
+        return
+    least, most = min(slower, key=lambda n: slower[n].value), max(slower, key=lambda n: slower[n].value)
+    if surely_less(slower[least], slower[most]):
+        at = setting_text(campaign, min(groups[0].cells, key=lambda cell: float(cell.levels[knobs[0]])))
         yield (
-            f"at {at} {least} loses least time ({slower[least]:.3g} %), and {most} most ({slower[most]:.3g} %) "
-            f"of {len(slower)} models"
+            f"at {at} {least} loses least time ({_with_u95(slower[least])} %), and {most} most "
+            f"({_with_u95(slower[most])} %) of {len(slower)} models"
         )
 
 
-def _of_savings(design: Design, figures: Sequence[CellFigures]) -> Iterator[str]:
-    """What each factor of the reference saves alone, and all of them together."""
+def _of_savings(campaign: Campaign) -> Iterator[str]:
+    """What each factor of the reference saves alone, and all of them together; of these that surely save something."""
     by_model: dict[str, list[str]] = {}
-    for s in savings(design, figures):
-        name = " and ".join(_SHORT.get(n, n) for n in s.free)
-        saved = _with_u95(Mean(1 - s.energy.value, s.energy.u95), 100)
-        by_model.setdefault(s.model, []).append(f"{name} {saved} %")
+    for s in savings(campaign):
+        if is_below(s.energy):
+            name = " and ".join(_SHORT.get(n, n) for n in s.free)
+            by_model.setdefault(s.model, []).append(f"{name} {_with_u95(_saved(s.energy))} %")
     for model, texts in by_model.items():
         yield f"{model + ': ' if model else ''}the most energy that is saved by choosing {_listed(texts)}"
+
+
+def _saved(ratio: Figure) -> Figure:
+    """Per cent that a ratio is below 1."""
+    return ratio.shifted(-1.0).scaled(-100.0)
 
 
 # -- several GPUs ------------------------------------------------------------------------------------------------------
 
 
-def _of_scaling(scaling: Scaling) -> list[str]:
-    """How the saving goes with the number of GPUs, and how the speed does."""
+def _of_scaling(campaign: Campaign, scaling: Scaling) -> list[str]:
+    """How the saving goes with the number of GPUs, and how the speed does. Silent where that cannot be told."""
     rows, name = scaling.rows, ", ".join(str(level) for level in scaling.levels.values())
-    prefix = f"{name}: " if name else ""
-    saved = [1 - row.energy.value for row in rows]
-    numbers = _listed([f"{row.gpus}" for row in rows])
-    verb = "grows" if saved == sorted(saved) else "does not simply grow"
-    values = _listed([_with_u95(Mean(1 - row.energy.value, row.energy.u95), 100) for row in rows])
-    sentences = [
-        f"{prefix}the most energy that a setting saves {verb} with the number of GPUs: {values} % with {numbers}"
-    ]
-    most, set_to = rows[-1], setting_text(scaling.at)
-    better = "better" if most.speed_up_set.value > most.speed_up.value else "no better"
-    at_both = f"{_with_u95(most.speed_up)} times as fast as {rows[0].gpus} at the reference, and "
-    at_both += f"{_with_u95(most.speed_up_set)} times at {set_to}"
-    sentences.append(f"{prefix}{most.gpus} GPUs are {at_both}: capped, they scale {better}")
+    prefix, sentences = f"{name}: " if name else "", []
+    saved = [_saved(row.energy) for row in rows]
+    verb = "grows" if rises(saved) else "falls" if falls(saved) else ""
+    verb = "does not simply grow" if does_neither(saved) else verb
+    if verb:
+        numbers, values = _listed([f"{row.gpus}" for row in rows]), _listed([_with_u95(figure) for figure in saved])
+        sentences.append(
+            f"{prefix}the most energy that a setting saves {verb} with the number of GPUs: {values} % with {numbers}"
+        )
+    most, set_to = rows[-1], setting_text(campaign, scaling.at)
+    better = "better" if surely_less(most.speed_up, most.speed_up_set) else ""
+    better = "worse" if surely_less(most.speed_up_set, most.speed_up) else better
+    if better:
+        at_both = f"{_with_u95(most.speed_up)} times as fast as {rows[0].gpus} at the reference, and "
+        at_both += f"{_with_u95(most.speed_up_set)} times at {set_to}"
+        sentences.append(f"{prefix}{most.gpus} GPUs are {at_both}: so set, they scale {better}")
     return sentences
 
 
@@ -221,10 +259,10 @@ def _of_floor(design: Design, figures: Sequence[CellFigures]) -> Iterator[str]:
 # -- clocks ------------------------------------------------------------------------------------------------------------
 
 
-def _of_clocks(design: Design, groups: Sequence[Group]) -> Iterator[str]:
+def _of_clocks(campaign: Campaign) -> Iterator[str]:
     """What each clock does from its least to its greatest level, all else being equal, and where power bends."""
     for knob, name in ((CORE, "SM clock"), (MEMORY, "memory clock")):
-        levels = marginals(design, groups, knob)
+        levels = marginals(campaign.design, campaign.groups, knob)
         if not levels:
             continue
         first, last = levels[0], levels[-1]
@@ -236,16 +274,17 @@ def _of_clocks(design: Design, groups: Sequence[Group]) -> Iterator[str]:
         if knob == CORE and (bend := knee(levels)) is not None:
             yield (
                 f"power over the {name} has a knee at {_with_u95(bend)} MHz: above it power rises faster than the "
-                "clock, as there the voltage leaves its floor"
+                "clock, as where a voltage leaves its floor"
             )
 
 
 # -- batch sizes and cards ---------------------------------------------------------------------------------------------
 
 
-def _of_batches(design: Design, figures: Sequence[CellFigures]) -> Iterator[str]:
+def _of_batches(campaign: Campaign) -> Iterator[str]:
     """What a sample costs by batch size, all else being equal, other knobs at their reference."""
-    by_others: dict[tuple[tuple[str, TableCell], ...], dict[float, Mean]] = {}
+    by_others: dict[tuple[tuple[str, TableCell], ...], dict[float, Figure]] = {}
+    design, figures = campaign.design, campaign.cells
     if set(_BATCH) & set(design.reference):  # chosen, and compared with its reference
         return
     for f in figures:
@@ -253,14 +292,16 @@ def _of_batches(design: Design, figures: Sequence[CellFigures]) -> Iterator[str]
         reference = design.reference_levels(f.cell.levels) or {}
         is_reference = all(f.cell.levels[n] == reference.get(n) for n in design.reference if n in KNOBS)
         if is_reference and isinstance(batch, int | float):
-            own = tuple((n, v) for n, v in f.cell.levels.items() if n not in (*_BATCH, *KNOBS))
+            own = tuple((n, v) for n, v in campaign.machine(f.cell).items() if n not in (*_BATCH, *KNOBS))
             by_others.setdefault(own, {})[float(batch)] = f.energy_j
     several = {others: means for others, means in by_others.items() if len(means) > 1}
-    unit = "J a sample" if figures and figures[0].is_per_sample else "J"
+    unit = "J a sample" if campaign.is_per_sample else "J"
     if len(several) <= ONE_BY_ONE:
         for others, means in several.items():
             joules = [means[batch] for batch in sorted(means)]
-            verb = "cost less" if all(a.value > b.value for a, b in pairwise(joules)) else "do not always cost less"
+            if not (falls(joules) or rises(joules) or does_neither(joules)):
+                continue
+            verb = "cost less" if falls(joules) else "cost more" if rises(joules) else "do not always cost less"
             values, sizes = _listed([_with_u95(mean) for mean in joules]), _listed([f"{b:g}" for b in sorted(means)])
             name = _name(dict(others))
             yield f"{name + ': ' if name else ''}larger batches {verb} per sample: {values} {unit} at {sizes}"
@@ -275,26 +316,31 @@ def _of_batches(design: Design, figures: Sequence[CellFigures]) -> Iterator[str]
     )
 
 
-def _of_mixed_cards(design: Design, figures: Sequence[CellFigures]) -> Iterator[str]:
-    """How long a batch takes on cards of several kinds, beside the same share of it on each kind alone.
+def _of_mixed_cards(campaign: Campaign) -> Iterator[str]:
+    """How long a batch takes on cards of several kinds, beside the same share of it on each kind alone. Silent where
+    all together take another time than the slower kind alone: then waiting for it is not all that there is.
 
     With as many cards of each kind, and batches of a share of the size, a run of the same work has more batches.
     """
     alone: dict[tuple[TableCell, float], dict[str, float]] = {}
     mixed: dict[tuple[TableCell, float], float] = {}
-    for w in wholes(design, figures):
+    for w in wholes(campaign):
         batch = next((float(str(w.levels[n])) for n in _BATCH if n in w.levels), 0.0)
         model, kinds = w.levels.get(MODEL), len(w.cards)
         if kinds > 1:
             mixed[model, batch / kinds] = w.time_s.value * batch
         else:
             ((kind, n),) = w.cards.items()
-            if n == design.instrument.mixed.get(kind):
+            if n == campaign.design.instrument.mixed.get(kind):
                 alone.setdefault((model, batch), {})[kind] = w.time_s.value * batch
     both = [(time, alone[key].values()) for key, time in mixed.items() if len(alone.get(key, ())) > 1]
-    if both:
-        slow = mean_ratio([time / max(others) for time, others in both])
-        fast = mean_ratio([time / min(others) for time, others in both])
+    if not both:
+        return
+    slow = mean_of_ratios([time / max(others) for time, others in both])
+    fast = mean_of_ratios([time / min(others) for time, others in both])
+    one = Figure(1.0, 0.0)
+    is_so = slow.u95 is not None and abs(slow.value - 1) <= max(slow.u95, HARDLY) and surely_less(one, fast)
+    if is_so and slow.value + (slow.u95 or 0.0) < fast.value:
         yield (
             "mixed cards wait for the slower kind: with the same share of a batch each, all together take "
             f"{_with_u95(slow)} times as long as the slower kind alone, and {_with_u95(fast)} times as long as the "
@@ -304,7 +350,7 @@ def _of_mixed_cards(design: Design, figures: Sequence[CellFigures]) -> Iterator[
 
 def _of_accuracy(figures: Sequence[CellFigures]) -> Iterator[str]:
     """How what was trained gets better or worse with the batch size, by model."""
-    found: dict[tuple[str, str], dict[float, list[Mean]]] = {}
+    found: dict[tuple[str, str], dict[float, list[Figure]]] = {}
     for f in figures:
         batch = next((f.cell.levels[n] for n in _BATCH if n in f.cell.levels), None)
         better = {name: mean for name, mean in f.accuracy.items() if not is_lower_better(name)}
@@ -316,18 +362,20 @@ def _of_accuracy(figures: Sequence[CellFigures]) -> Iterator[str]:
     for (model, name), by_batch in found.items():
         if len(by_batch) < 2:
             continue
-        means = {batch: fmean(m.value for m in by_batch[batch]) for batch in sorted(by_batch)}
+        means = {batch: mean_of_cells(by_batch[batch]) for batch in sorted(by_batch)}
         values = list(means.values())
-        falls, rises = values == sorted(values, reverse=True), values == sorted(values)
-        verb = "falls" if falls else "rises" if rises else "neither falls nor rises"
-        texts = _listed([f"{value:.4g}" for value in values])
+        verb = "falls" if falls(values) else "rises" if rises(values) else ""
+        verb = "neither falls nor rises" if does_neither(values) else verb
+        if not verb:
+            continue
+        texts = _listed([f"{figure.value:.4g}" for figure in values])
         sizes = _listed([f"{batch:g}" for batch in means])
         yield f"{model + ': ' if model else ''}{name} {verb} with the batch size: {texts} at {sizes}"
 
 
-def _of_kernels(design: Design, history: History) -> Iterator[str]:
+def _of_kernels(campaign: Campaign) -> Iterator[str]:
     """Cells that ran other kernels than the one that they are compared with."""
-    kernels = kernels_of(design, history)
+    kernels, design = kernels_of(campaign), campaign.design
     other = [
         str(cell)
         for cell, of in kernels.items()
@@ -354,7 +402,7 @@ def _level(name: str, level: TableCell) -> str:
     return f"{level}" if isinstance(level, str) else f"{name.removesuffix('_size')} {level}"
 
 
-def _text(mean: Mean) -> str:
+def _text(mean: Figure) -> str:
     return with_u95(mean.value, mean.u95)
 
 
@@ -362,11 +410,13 @@ def _listed(texts: Sequence[str]) -> str:
     return f"{', '.join(texts[:-1])} and {texts[-1]}" if len(texts) > 1 else "".join(texts)
 
 
-def _with_u95(mean: Mean, per: float = 1.0) -> str:
+def _with_u95(mean: Figure) -> str:
     """Three digits, with the 95 % half-width where there is one."""
-    text = f"{per * mean.value:.3g}" if per * mean.value < 1000 else f"{per * mean.value:,.0f}"
-    return f"{text} ± {per * mean.u95:.2g}" if mean.u95 else text
+    text = f"{mean.value:.3g}" if mean.value < 1000 else f"{mean.value:,.0f}"
+    return f"{text} ± {mean.u95:.2g}" if mean.u95 else text
 
 
-def _per_cent(ratio: float, what: str) -> str:
-    return f"{abs(100 * (ratio - 1)):.3g} % {'less' if ratio < 1 else 'more'} {what}"
+def _per_cent(ratio: Figure, what: str) -> str:
+    """What a ratio is off 1, with its U95."""
+    text = _with_u95(ratio.shifted(-1.0).scaled(100.0 if ratio.value > 1 else -100.0))
+    return f"{text} % {'less' if ratio.value < 1 else 'more'} {what}"

@@ -11,13 +11,16 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
 from math import isfinite
 from pathlib import Path
 from typing import Any, Self
 
 from powerd_analytics.campaigns.design import Item
+from powerd_analytics.figures import COLUMNS, RESULT
+from powerd_analytics.frame.figure import Figure, Record, figure_of, number_of, sum_of_figures
+from powerd_analytics.runs.accuracy import BEST
 from powerd_client.ownership import check_own, led_to, make_folder, open_own
 from powerd_core.errors import RunFileError
 from powerd_core.text import printable
@@ -33,44 +36,88 @@ _BEGIN = b'{"event": "'
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a verified run took. Seconds and joules are of its training, those of several devices added up."""
+    """A verified run: the frame's rows of it, and what its file says beside them."""
 
-    energy_j: float
-    time_s: float
-    u_statistical_j: float | None = None
-    u_systematic_j: float | None = None
-    samples: float | None = None
-    """That the training went through, as its marks say."""
+    rows: tuple[Record, ...]
+    """Of the frame of figures: the totals of the devices that count (of a run without phases the recording), and the
+    parts of an iteration; without the columns that have no value."""
     verdict: str = ""
     note: str = ""
     shared: str = ""
     """Other programs that the driver listed on its devices."""
-    provenance: str = "measured"
-    device: str = ""
-    is_lower_bound: bool = False
-    accuracy: Mapping[str, float] = field(default_factory=dict)
-    """What `Meter.result` said last, numbers only."""
-    phases: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    """Joules and seconds of all phases of a name together."""
-    phases_u: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    """Of these joules the standard uncertainties, statistical and systematic, and the rectangle within the latter."""
-    unresolved: Mapping[str, Sequence[Any]] = field(default_factory=dict)
-    """Of phases without joules the seconds, and why."""
-    operations: float | None = None
-    """Of forward and backward: a multiply-add is one, each pass counts alike (Castro et al.)."""
-    operations_executed: float | None = None
-    """All that forward and backward run: a multiply-add is two."""
     kernels: Mapping[str, Any] = field(default_factory=dict)
     """Of `Meter.record_kernels`: ``digest`` of all names, how many are ``distinct``, and which is the ``first``."""
-    testbed: Mapping[str, Any] = field(default_factory=dict)
-    """The machine and the device, by columns of the frame (`results.TESTBED`)."""
-    file: str = ""
-    """The run file, below the campaign's folder."""
-    file_bytes: int = 0
     iterations: float | None = None
     """That its marks say; 0 of a run without any, None where nothing was recorded."""
     contradiction: str = ""
     """What its phases say against its cell, as that they had another batch size."""
+    file: str = ""
+    """The run file, below the campaign's folder."""
+    file_bytes: int = 0
+    is_old: bool = False
+    """Of a journal that had no rows: these are made of the sums that it has."""
+
+    @property
+    def wholes(self) -> list[Record]:
+        """The rows that are no phases."""
+        return [row for row in self.rows if row["kind"] != "phase"]
+
+    @property
+    def energy(self) -> Figure:
+        """Joules of all devices that count."""
+        rows = self.wholes
+        figures = [figure for row in rows if (figure := figure_of(row, "energy_j")) is not None]
+        return sum_of_figures(figures, [row.get("device") for row in rows])
+
+    @property
+    def energy_j(self) -> float:
+        return sum(number_of(row, "energy_j") or 0.0 for row in self.wholes)
+
+    @property
+    def time_s(self) -> float:
+        """Of its training: devices work side by side."""
+        return sum(number_of(row, "time_s") or 0.0 for row in self.of_one_device)
+
+    @property
+    def of_one_device(self) -> list[Record]:
+        """Those of `wholes` that are of the first device."""
+        rows = self.wholes
+        return [row for row in rows if row.get("device") == rows[0].get("device")]
+
+    @property
+    def samples(self) -> float | None:
+        """That the training went through: batches times their size; None where the marks do not say it."""
+        counts = [samples_of(row) for row in self.of_one_device]
+        return sum(counts) if counts and all(counts) else None
+
+    def operations(self, name: str, passes: int) -> float | None:
+        """Of all samples, by one of the columns of operations; None where the marks do not say them."""
+        counts = [passes * (number_of(row, name) or 0.0) * samples_of(row) for row in self.of_one_device]
+        return sum(counts) if counts and all(counts) else None
+
+    @property
+    def device(self) -> str:
+        return ",".join(dict.fromkeys(str(row.get("device", "")) for row in self.wholes))
+
+    @property
+    def provenance(self) -> str:
+        return str(self.rows[0].get("provenance", ""))
+
+    @property
+    def accuracy(self) -> dict[str, float]:
+        """What `Meter.result` said last, numbers only."""
+        named = {name: number_of(self.rows[0], name) for name in self.rows[0] if name.startswith(RESULT)}
+        return {n.removeprefix(RESULT): v for n, v in named.items() if v is not None and not n.endswith(BEST)}
+
+    def document(self) -> dict[str, Any]:
+        """As the journal has it."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "is_old"} | {"rows": list(self.rows)}
+
+
+def samples_of(row: Record) -> float:
+    """That a total went through; 0 where it does not say."""
+    size = number_of(row, "samples_per_batch") or number_of(row, "batch_size") or 0.0
+    return (number_of(row, "iterations") or 0.0) * size
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +129,7 @@ class Discard:
 
 
 @dataclass(slots=True)
-class Record:
+class RunRecord:
     """What became of one item."""
 
     attempts: int = 0
@@ -119,7 +166,7 @@ class History:
     """Digests of the files that the command names, as of the last run; None where the journal does not say them."""
     changes: list[str] = field(default_factory=list)
     """What changed of these while the campaign went on, one sentence each."""
-    records: dict[str, Record] = field(default_factory=dict)
+    records: dict[str, RunRecord] = field(default_factory=dict)
     left: dict[str, Discard] = field(default_factory=dict)
     """Cells that are not tried any more, with why: out of memory, or none of their first runs went well."""
     unfinished: list[str] = field(default_factory=list)
@@ -130,10 +177,10 @@ class History:
     """What they took together, start-up and waiting included."""
     took_j: float = 0.0
 
-    def record(self, item: Item) -> Record:
-        return self.records.setdefault(item.key, Record())
+    def record(self, item: Item) -> RunRecord:
+        return self.records.setdefault(item.key, RunRecord())
 
-    def of_cell(self, cell: str) -> list[Record]:
+    def of_cell(self, cell: str) -> list[RunRecord]:
         """The records of a cell, in the order in which its runs began."""
         return [record for key, record in self.records.items() if cell_of(key) == cell]
 
@@ -147,7 +194,7 @@ class History:
         """How many results each cell has that has any."""
         return Counter(map(cell_of, self.results()))
 
-    def given_up(self) -> dict[str, Record]:
+    def given_up(self) -> dict[str, RunRecord]:
         """The runs that are not tried any more, by the item's key."""
         return {key: record for key, record in self.records.items() if record.is_given_up and record.result is None}
 
@@ -157,7 +204,7 @@ class History:
         if key and not _KEY.fullmatch(key):
             raise ValueError(f"{key!r} is no run of a campaign")
         _check_names(line)
-        record = self.records.setdefault(key, Record()) if key else Record()
+        record = self.records.setdefault(key, RunRecord()) if key else RunRecord()
         if event == "begun":
             self.fingerprint, self.levels = _text_of(line, "fingerprint"), _levels_of(line.get("levels", {}))
             self.files = _texts_of(line["files"]) if "files" in line else None
@@ -207,10 +254,7 @@ class History:
 DAMAGED = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 """What a file of ours raises when it is read whose contents are not what a program of ours writes."""
 _KEY = re.compile(r"[0-9a-f]{10}-\d{1,9}")
-_NUMBERS = ("energy_j", "time_s", "u_statistical_j", "u_systematic_j", "samples", "iterations", "operations",
-            "operations_executed", "file_bytes")  # fmt: skip
-_TEXTS = ("contradiction", "verdict", "note", "shared", "provenance", "device", "file")
-_MAPPINGS = ("accuracy", "phases", "phases_u", "unresolved", "kernels", "testbed")
+_TEXTS = ("contradiction", "verdict", "note", "shared", "file")
 
 
 def cell_of(key: str) -> str:
@@ -257,35 +301,96 @@ def _levels_of(value: Any) -> dict[str, Any]:
 
 def _result_of(values: Any) -> Result:
     """A result by the types of its fields. Raises one of `DAMAGED`."""
-    known = {f.name for f in fields(Result)}
+    known = {f.name for f in fields(Result)} - {"rows", "is_old"}
+    is_old = "rows" not in values
+    rows = _rows_of_sums(values) if is_old else values["rows"]
+    if not isinstance(rows, list) or not rows:
+        raise ValueError("a result without rows")
     # A later release may say more of a run.
-    result = Result(**{name: value for name, value in values.items() if name in known})
-    for name in _NUMBERS:
+    own = {name: value for name, value in values.items() if name in known}
+    result = Result(tuple(map(_row_of, rows)), is_old=is_old, **own)
+    for name in ("file_bytes", "iterations"):
         value = getattr(result, name)
         if value is not None and not 0 <= _number(value) < _MOST:
             raise ValueError(f"{name}: {value:g} cannot be")
-    if result.energy_j is None or result.time_s is None or not (result.energy_j > 0 and result.time_s > 0):
-        raise ValueError("a result has joules and seconds above 0")
     for name in _TEXTS:
         _text_of({name: getattr(result, name)}, name)
-    if not isinstance(result.is_lower_bound, bool):
-        raise TypeError("is_lower_bound is true or false")
-    if not all(isinstance(getattr(result, name), dict) for name in _MAPPINGS):
-        raise ValueError("a result whose parts are no tables")
+    if not isinstance(result.kernels, dict):
+        raise TypeError("kernels are a table")
     if result.verdict:
         Verdict(result.verdict)
-    for pair in result.phases.values():
-        joules, seconds = pair
-        _ = _number(joules), _number(seconds)
-    for parts in result.phases_u.values():
-        statistical, systematic, rectangle = map(_number, parts)
-        if min(statistical, systematic, rectangle) < 0:
-            raise ValueError("an uncertainty is 0 or more")
-    for seconds, why in result.unresolved.values():
-        _ = _number(seconds), _text_of({"why": why}, "why")
-    for value in result.accuracy.values():
-        _number(value)
+    if result.rows[0]["kind"] == "phase" or not (0 < result.energy_j < _MOST and 0 < result.time_s < _MOST):
+        raise ValueError("a result has joules and seconds above 0")
     return result
+
+
+_KINDS = ("total", "run", "phase")
+_TYPES: Mapping[str, type | tuple[type, ...]] = {
+    "text": str, "integer": int, "number": (int, float), "flag": bool,
+}  # fmt: skip
+_ABOVE_0 = ("s_per_batch", "time_s", "iterations", "n", "u_statistical_j", "u_systematic_j", "rectangle_j",
+            "samples_per_batch", "batch_size", "degrees_of_freedom", "operations_per_sample",
+            "operations_executed_per_sample")  # fmt: skip
+"""Numbers of a row that are 0 or more."""
+
+
+def _row_of(values: Any) -> Record:
+    """A row of the frame by the types of its columns. Raises one of `DAMAGED`."""
+    if not isinstance(values, dict) or values.get("kind") not in _KINDS:
+        raise ValueError("a row of a kind that is none")
+    for name, value in values.items():
+        column = COLUMNS.get(name)
+        kind = column.kind if column is not None else "number" if name.startswith(RESULT) else None
+        is_flag = isinstance(value, bool)
+        if kind is not None and (is_flag != (kind == "flag") or not isinstance(value, _TYPES[kind])):
+            raise TypeError(f"{name}: {printable(repr(value), limit=80)} is no {kind}")
+        if not isinstance(value, str | int | float):
+            raise TypeError(f"{name}: {printable(repr(value), limit=80)} is no cell")
+        if not is_flag and not isinstance(value, str) and not abs(_number(value)) < _MOST:
+            raise ValueError(f"{name}: {value:g} cannot be")
+        if name in _ABOVE_0 and _number(value) < 0:
+            raise ValueError(f"{name}: {value:g} is less than 0")
+    if values["kind"] != "phase":
+        _number(values["energy_j"]), _number(values["time_s"])
+    else:
+        _text_of(values, "phase")
+    return dict(values)
+
+
+def _rows_of_sums(values: Any) -> list[Any]:
+    """The rows that a journal of an earlier release would have had: it has sums over devices. What of an uncertainty is
+    a limit it does not say. Raises one of `DAMAGED`."""
+    samples, operations = values.get("samples"), values.get("operations")
+    executed = values.get("operations_executed")
+    common = dict(values.get("testbed") or {}) | {
+        "provenance": values.get("provenance", "measured"), "device": values.get("device", ""),
+    }  # fmt: skip
+    whole = common | {name: values.get(name) for name in ("energy_j", "time_s", "u_statistical_j", "u_systematic_j")}
+    whole |= {"kind": "total", "iterations": 1, "samples_per_batch": samples}
+    whole |= {"is_lower_bound": True} if values.get("is_lower_bound") else {}
+    whole |= {"operations_per_sample": operations / 2 / samples} if operations and samples else {}
+    whole |= {"operations_executed_per_sample": executed / samples} if executed and samples else {}
+    whole |= {f"{RESULT}{name}": value for name, value in (values.get("accuracy") or {}).items()}
+    rows = [whole]
+    for name, (joules, seconds) in (values.get("phases") or {}).items():
+        parts = dict(zip(_PARTS, (values.get("phases_u") or {}).get(name, ()), strict=False))
+        rows.append(common | phase_row(name, joules, seconds) | parts)
+    for name, (seconds, why) in (values.get("unresolved") or {}).items():
+        rows.append(common | phase_row(name, None, seconds) | {"note": f"not resolvable: {why}"})
+    return [{name: value for name, value in row.items() if value is not None} for row in rows]
+
+
+_PARTS = ("u_statistical_j", "u_systematic_j", "rectangle_j")
+
+
+def total_row(energy_j: float, time_s: float) -> Record:
+    """A row of a whole run."""
+    return {"kind": "total", "iterations": 1, "energy_j": energy_j, "time_s": time_s}
+
+
+def phase_row(name: str, energy_j: float | None, time_s: float) -> Record:
+    """A row of all phases of one name in a run, as if they were one."""
+    return {"kind": "phase", "phase": name, "iterations": 1, "n": 1, "j_per_batch": energy_j, "s_per_batch": time_s}
 
 
 _MOST = 1e24
@@ -326,7 +431,7 @@ class Journal:
 
     def write(self, event: str, **values: Any) -> None:
         """Append a line, synced, and let it have happened. Raises `RunFileError`, as for a full disk."""
-        line = {"event": event, **{k: asdict(v) if isinstance(v, Result) else v for k, v in values.items()}}
+        line = {"event": event, **{k: v.document() if isinstance(v, Result) else v for k, v in values.items()}}
         data = json.dumps(line).encode() + b"\n"
         end = os.fstat(self._file).st_size
         try:

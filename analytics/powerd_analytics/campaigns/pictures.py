@@ -5,19 +5,18 @@ cards beside each other, and what each knob saves. Sweeps and fronts of single r
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from powerd_analytics.campaigns.design import GPUS, KNOBS, MODEL, Cell, Design
+from powerd_analytics.campaigns.cell_tables import phase_rows
+from powerd_analytics.campaigns.cells import CAP, Campaign, CellFigures, Group
+from powerd_analytics.campaigns.design import GPUS, KNOBS, MODEL, Cell
 from powerd_analytics.campaigns.group_tables import Saving, savings
-from powerd_analytics.campaigns.groups import CAP, Group, groups_of, scalings
-from powerd_analytics.campaigns.journal import History, Result
-from powerd_analytics.campaigns.results import CellFigures, Mean, cell_figures, measured
+from powerd_analytics.campaigns.groups import scalings
 from powerd_analytics.colours import PALETTE
-from powerd_analytics.export import Cell as TableCell
+from powerd_analytics.frame.figure import Figure
 from powerd_analytics.plots.style import (
     HATCHES,
     Bar,
@@ -31,12 +30,13 @@ from powerd_analytics.plots.style import (
     shown,
     styled,
 )
+from powerd_analytics.text import Cell as TableCell
 from powerd_core.lease import KNOB_OF_OPTION
 from powerd_core.settings import UNITS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure as Picture
 
 _MARKERS = "osD^vP*X"
 _SERIES = (*PALETTE[:6], "#777777", "#000000")
@@ -52,18 +52,6 @@ _LEAST_SPAN = 0.3
 K = 1.5, 2.0
 
 
-@dataclass(frozen=True, slots=True)
-class Campaign:
-    """A campaign to draw."""
-
-    design: Design
-    history: History
-
-    @property
-    def provenances(self) -> list[str]:
-        return sorted({m.result.provenance for m in measured(self.design, self.history)})
-
-
 def _text(levels: Sequence[tuple[str, TableCell]]) -> str:
     return ", ".join(f"{v}" if isinstance(v, str) else f"{v:g} {_NAMES.get(n, n)}" for n, v in levels if v is not None)
 
@@ -76,16 +64,16 @@ def _unit(knob: str) -> str:
 
 
 @styled
-def draw_normalised(campaigns: Sequence[Campaign]) -> Figure:
+def draw_normalised(campaigns: Sequence[Campaign]) -> Picture:
     """Energy over time, both of the reference's, every setting a point, as figure 1 of Krzywaniak et al.: a panel for
     each campaign, as for each GPU, with the lines on which a metric equals the reference's."""
     figure, axes = panels(len(campaigns), (6.4, 4.6), most_columns=2)
     for (ax,), campaign in zip(axes, campaigns, strict=True):
         points: dict[str, list[tuple[float, float]]] = {}
-        for group in groups_of(campaign.design, campaign.history):
+        for group in campaign.groups:
             name = str(group.levels.get(MODEL) or _text(list(group.levels.items())) or "all")
             found = [ratios for cell in group.cells if (ratios := group.off_reference(cell)) is not None]
-            points.setdefault(name, []).extend((time, energy) for energy, time in found)
+            points.setdefault(name, []).extend((time.value, energy.value) for energy, time in found)
         for i, (name, own) in enumerate(points.items()):
             fill = None if campaign.provenances == ["measured"] else "none"
             ax.plot(*zip(*own, strict=True), ls="none", marker=_MARKERS[i % len(_MARKERS)], ms=3.5, mfc=fill,
@@ -114,11 +102,11 @@ def _metric_lines(ax: Axes, points: Sequence[tuple[float, float]]) -> None:
 # -- clocks ------------------------------------------------------------------------------------------------------------
 
 
-def clock_pictures(campaign: Campaign, knob: str) -> Iterator[tuple[str, Callable[[], Figure]]]:
+def clock_pictures(campaign: Campaign, knob: str) -> Iterator[tuple[str, Callable[[], Picture]]]:
     """For each kind of training what draws speed and power over a clock, as figures 4 to 15 of Tang et al.: a panel for
     each model, a line for each batch size, all other knobs at their reference."""
     alike: dict[tuple[tuple[str, TableCell], ...], list[Group]] = {}
-    for group in groups_of(campaign.design, campaign.history):
+    for group in campaign.groups:
         if group.reference is not None:
             kind = tuple((n, v) for n, v in group.levels.items() if n not in (MODEL, *_BATCH))
             alike.setdefault(kind, []).append(group)
@@ -127,7 +115,7 @@ def clock_pictures(campaign: Campaign, knob: str) -> Iterator[tuple[str, Callabl
 
 
 @styled
-def _draw_clocks(campaign: Campaign, knob: str, kind: str, groups: Sequence[Group]) -> Figure:
+def _draw_clocks(campaign: Campaign, knob: str, kind: str, groups: Sequence[Group]) -> Picture:
     models = list(dict.fromkeys(str(group.levels.get(MODEL, "")) for group in groups))
     figure, axes = panels(len(models), (4.9, 3.2), most_columns=2)
     for (ax,), model in zip(axes, models, strict=True):
@@ -135,7 +123,7 @@ def _draw_clocks(campaign: Campaign, knob: str, kind: str, groups: Sequence[Grou
         twin.spines["right"].set_visible(True)
         own = [group for group in groups if str(group.levels.get(MODEL, "")) == model]
         for i, group in enumerate(own):
-            clocks, speed, watts = _over(group, knob)
+            clocks, speed, watts = _over(campaign, group, knob)
             batch = next((group.levels[name] for name in _BATCH if name in group.levels), None)
             colour = _SERIES[i % len(_SERIES)]
             ax.plot(clocks, speed, color=colour, marker="o", ms=3.5, lw=1.2, label=f"batch {batch}" if batch else model)
@@ -153,7 +141,7 @@ def _draw_clocks(campaign: Campaign, knob: str, kind: str, groups: Sequence[Grou
     return finish(figure, title, campaign.provenances, "solid: speed, left; dashed: power, right")
 
 
-def _over(group: Group, knob: str) -> tuple[list[float], list[float], list[float]]:
+def _over(campaign: Campaign, group: Group, knob: str) -> tuple[list[float], list[float], list[float]]:
     """Levels of a knob, speed over the reference's and watts there, other knobs at their reference."""
     assert group.reference is not None
     others = {n: v for n, v in group.reference.levels.items() if n in KNOBS and n != knob}
@@ -161,42 +149,37 @@ def _over(group: Group, knob: str) -> tuple[list[float], list[float], list[float
     for cell in group.cells:
         off = group.off_reference(cell)
         if off is not None and all(cell.levels[n] == v for n, v in others.items()):
-            results = group.runs[cell.id].values()
-            watts = sum(r.energy_j for r in results) / sum(r.time_s for r in results)
-            rows.append((float(cell.levels[knob]), 1 / off[1], watts))
+            level = float(str(campaign.levels(cell)[knob]))
+            rows.append((level, 1 / off[1].value, campaign.by_id[cell.id].power_w))
     clocks, speed, power = zip(*sorted(rows), strict=True)
     return list(clocks), list(speed), list(power)
 
 
 # -- several GPUs ------------------------------------------------------------------------------------------------------
 
-_OF_GPUS: dict[str, Callable[[CellFigures], Mean]] = {
-    "energy saved (%)": lambda f: _scaled(f.ratios["e"], -100.0, 100.0),
-    "more time (%)": lambda f: _scaled(f.ratios["t"], 100.0, -100.0),
-    "saved minus more time (%)": lambda f: Mean(100 * (2 - f.ratios["e"].value - f.ratios["t"].value)),
+_OF_GPUS: dict[str, Callable[[CellFigures], Figure]] = {
+    "energy saved (%)": lambda f: f.ratios["e"].shifted(-1.0).scaled(-100.0),
+    "more time (%)": lambda f: f.ratios["time"].shifted(-1.0).scaled(100.0),
+    "saved minus more time (%)": lambda f: f.ratios["eds:2"].shifted(-1.0).scaled(-200.0),
     "EDP (1)": lambda f: f.ratios["edp"],
     "EDS, k = 1.5 (1)": lambda f: f.ratios["eds:1.5"],
     "EDS, k = 2 (1)": lambda f: f.ratios["eds:2"],
 }
 
 
-def _scaled(mean: Mean, by: float, plus: float) -> Mean:
-    return Mean(plus + by * mean.value, None if mean.u95 is None else abs(by) * mean.u95)
-
-
 @styled
-def draw_gpus(campaign: Campaign) -> Figure:
+def draw_gpus(campaign: Campaign) -> Picture:
     """What a cap does by number of GPUs, as figures 2 to 6 of Koszczal et al.: a panel for each metric, against the
     reference on as many GPUs."""
     figure, axes = panels(len(_OF_GPUS), (4.6, 3.0), most_columns=3)
-    every = [f for f in cell_figures(campaign.design, campaign.history) if f.ratios]
+    every = [f for f in campaign.cells if f.ratios]
     lines: dict[tuple[tuple[str, TableCell], ...], list[CellFigures]] = {}
     for f in every:
         lines.setdefault(tuple((n, v) for n, v in f.cell.levels.items() if n not in KNOBS), []).append(f)
     for (ax,), (name, value) in zip(axes, _OF_GPUS.items(), strict=True):
         for i, (levels, own) in enumerate(lines.items()):
             own.sort(key=lambda f: float(f.cell.levels[CAP]))
-            means, caps = [value(f) for f in own], [float(f.cell.levels[CAP]) for f in own]
+            means, caps = [value(f) for f in own], [float(str(campaign.levels(f.cell)[CAP])) for f in own]
             ax.errorbar(caps, [m.value for m in means], yerr=[m.u95 or 0.0 for m in means], lw=1.1, ms=3, capsize=1.5,
                         color=_SERIES[i % len(_SERIES)], marker=_MARKERS[i % len(_MARKERS)], elinewidth=0.7,
                         label=_gpus_text(levels))  # fmt: skip
@@ -211,10 +194,10 @@ def _gpus_text(levels: Sequence[tuple[str, TableCell]]) -> str:
 
 
 @styled
-def draw_scaling(campaign: Campaign) -> Figure:
+def draw_scaling(campaign: Campaign) -> Picture:
     """Seconds over the number of GPUs at the reference and at the setting of the least EDP on most of them, with
     speed-ups, as figure 7 of Koszczal et al."""
-    found = scalings(campaign.design, campaign.history)
+    found = scalings(campaign)
     figure, axes = panels(len(found), (6.4, 3.4), most_columns=2)
     for (ax,), scaling in zip(axes, found, strict=True):
         set_to = {n: v for n, v in scaling.at.levels.items() if n in KNOBS}
@@ -222,7 +205,7 @@ def draw_scaling(campaign: Campaign) -> Figure:
         colours = {"reference": PALETTE[0], _text([(n, f"{v} {_unit(n)}") for n, v in set_to.items()]): PALETTE[1]}
         for place, row in enumerate(scaling.rows):
             at_set = campaign.design.cell({**row.best.levels, **set_to})
-            seconds = [row.time_s, _mean_s(row.group, at_set)]
+            seconds = [row.time_s, campaign.by_id[at_set.id].time_s.value]
             ups = [row.speed_up, row.speed_up_set]
             for i, (value, up, colour) in enumerate(zip(seconds, ups, colours.values(), strict=True)):
                 hatch = HATCHES.get(campaign.provenances[0], "")
@@ -239,25 +222,19 @@ def draw_scaling(campaign: Campaign) -> Figure:
     return finish(figure, f"{campaign.design.name}: time by number of GPUs", campaign.provenances, note)
 
 
-def _mean_s(group: Group, cell: Cell) -> float:
-    results = group.runs[cell.id].values()
-    return sum(r.time_s for r in results) / len(results)
-
-
 # -- two kinds of cards ------------------------------------------------------------------------------------------------
 
 
 @styled
-def draw_kinds(campaign: Campaign, phase: str) -> Figure:
+def draw_kinds(campaign: Campaign, phase: str) -> Picture:
     """Joules and seconds of a batch by batch size and GPUs, the kinds of cards beside each other in one axis: a panel
     for each model, as figures 5 to 8 of Castro et al."""
     by = campaign.design.instrument.moved_over
-    sums: dict[str, list[tuple[float, float]]] = {}
-    for m in measured(campaign.design, campaign.history):
-        if phase in m.result.phases:
-            batches = _batches(m.result, m.item.cell)
-            joules, seconds = m.result.phases[phase]
-            sums.setdefault(m.item.cell.id, []).append((joules / batches, seconds / batches))
+    sums = {
+        cell.id: (row["energy_j"], row["time_s"])
+        for cell, row in phase_rows(campaign)
+        if row["phase"] == phase and row.get("energy_j") is not None
+    }
     cells = [cell for cell in campaign.design.cells() if cell.id in sums]
     models = list(dict.fromkeys(str(cell.levels.get(MODEL, "")) for cell in cells))
     kinds = dict(zip(dict.fromkeys(str(cell.levels[by]) for cell in cells), PALETTE, strict=False))
@@ -268,7 +245,7 @@ def draw_kinds(campaign: Campaign, phase: str) -> Figure:
         for row, (ax, unit) in enumerate(zip(column, ("J a batch", "s a batch"), strict=True)):
             bars = []
             for cell in own:
-                value = float(np.mean([pair[row] for pair in sums[cell.id]]))
+                value = float(str(sums[cell.id][row]))
                 side = (list(kinds).index(str(cell.levels[by])) - (len(kinds) - 1) / 2) * 0.84 / len(kinds)
                 hatch = HATCHES.get(campaign.provenances[0], "") if row == 0 else ""
                 colour = kinds[str(cell.levels[by])]
@@ -287,18 +264,13 @@ def _name(cell: Cell) -> str:
     return f"{next((cell.levels[n] for n in _BATCH if n in cell.levels), '')}-{cell.levels.get(GPUS, 1)}"
 
 
-def _batches(result: Result, cell: Cell) -> float:
-    batch = next((float(cell.levels[n]) for n in _BATCH if n in cell.levels), None)
-    return result.samples / batch if result.samples and batch else 1.0
-
-
 # -- what each knob saves ----------------------------------------------------------------------------------------------
 
 
 @styled
-def draw_knob_savings(campaign: Campaign) -> Figure:
+def draw_knob_savings(campaign: Campaign) -> Picture:
     """Bars of what choosing each factor of the reference saves alone, and what choosing all of them saves."""
-    found: list[Saving] = savings(campaign.design, cell_figures(campaign.design, campaign.history))
+    found: list[Saving] = savings(campaign)
     models = list(dict.fromkeys(s.model for s in found))
     names = list(dict.fromkeys(" and ".join(_NAMES.get(n, n) for n in s.free) for s in found))
     colours = dict(zip(names, PALETTE, strict=False))

@@ -12,13 +12,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from powerd_analytics.campaigns.design import GPUS, KNOBS, MODEL, Cell, Design
+from powerd_analytics.campaigns.cell_tables import phase_names
+from powerd_analytics.campaigns.cells import CAP, Campaign, run_notes
+from powerd_analytics.campaigns.design import GPUS, KNOBS, MODEL, Cell
 from powerd_analytics.campaigns.findings import findings
 from powerd_analytics.campaigns.group_tables import savings
-from powerd_analytics.campaigns.groups import CAP, CORE, MEMORY
-from powerd_analytics.campaigns.journal import History
+from powerd_analytics.campaigns.groups import CORE, MEMORY
 from powerd_analytics.campaigns.pictures import (
-    Campaign,
     K,
     clock_pictures,
     draw_gpus,
@@ -27,11 +27,9 @@ from powerd_analytics.campaigns.pictures import (
     draw_normalised,
     draw_scaling,
 )
-from powerd_analytics.campaigns.results import CellFigures, cell_figures, measured, results_frame, run_notes
 from powerd_analytics.campaigns.tables import campaign_tables
 from powerd_analytics.plots.configurations import SWEPT, draw_pareto, draw_sweep
 from powerd_analytics.plots.style import styled
-from powerd_analytics.repeats import averaged
 from powerd_analytics.report.page import own_text, script_hash
 from powerd_analytics.report.sheets import shown_sheet
 from powerd_analytics.text import MADE_BY
@@ -42,19 +40,17 @@ from powerd_core.text import printable
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from powerd_analytics.figures import Frame
-
 _MOST_PANELS = 12
 """A picture of more panels cannot be read."""
 
 
-def write_report(design: Design, history: History, out: Path) -> None:
+def write_report(campaign: Campaign, out: Path) -> None:
     """Write the page, a new file. Raises `AnalysisError` for a campaign without any result."""
     from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup
 
-    runs = measured(design, history)
-    if not runs:
+    design = campaign.design
+    if not campaign.runs:
         raise AnalysisError("the campaign has no result yet")
     style, script = own_text("report.css"), own_text("report.js")
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=False)
@@ -62,12 +58,12 @@ def write_report(design: Design, history: History, out: Path) -> None:
     text = page.render(
         made_by=MADE_BY,
         title=printable(f"Campaign {design.name}"),
-        subtitle=f"{len(runs)} runs of {len(design.cells())} cells",
-        provenances=sorted({m.result.provenance for m in runs}),
-        findings=list(map(printable, findings(design, history))),
-        figures=[{"title": p.title, "png": _png(p.draw())} for p in pictures(design, history)],
-        tables=[shown_sheet(table) for table in campaign_tables(design, history)],
-        about=list(map(printable, about(design, history))),
+        subtitle=f"{len(campaign.runs)} runs of {len(design.cells())} cells",
+        provenances=campaign.provenances,
+        findings=list(map(printable, findings(campaign))),
+        figures=[{"title": p.title, "png": _png(p.draw())} for p in pictures(campaign)],
+        tables=[shown_sheet(table) for table in campaign_tables(campaign)],
+        about=list(map(printable, about(campaign))),
         command=printable(" ".join(design.command)),
         style=Markup(style),
         style_hash=script_hash(style),
@@ -88,14 +84,6 @@ def _drawn(figure: Figure) -> bytes:
     return data.getvalue()
 
 
-def configurations(design: Design, history: History) -> Frame:
-    """The means of the cells as the pictures of configurations take them."""
-    place = {cell.id: i for i, cell in enumerate(design.cells())}
-    runs = sorted(measured(design, history), key=lambda m: place[m.item.cell.id])
-    means = averaged(results_frame(design, runs))
-    return means.assign(per="", part="")
-
-
 @dataclass(frozen=True, slots=True)
 class Picture:
     name: str
@@ -104,14 +92,14 @@ class Picture:
     draw: Callable[[], Figure]
 
 
-def pictures(design: Design, history: History, beside: Sequence[Campaign] = ()) -> Iterator[Picture]:
+def pictures(campaign: Campaign, beside: Sequence[Campaign] = ()) -> Iterator[Picture]:
     """What can be drawn of the campaign. ``beside`` are campaigns whose panels stand beside its own where that is
     normalised."""
-    campaign, figures = Campaign(design, history), cell_figures(design, history)
+    design, figures = campaign.design, campaign.cells
     swept = [knob for knob in KNOBS if len(design.factors.get(knob, ())) > 1]
     has_reference = any(f.ratios for f in figures)
     if len(set(map(_others, design.cells()))) <= _MOST_PANELS:
-        yield from _configurations(campaign, figures, swept)
+        yield from _configurations(campaign, swept)
     if has_reference and swept:
         title = "Energy against time, both of the reference's"
         yield Picture("normalised", title, partial(draw_normalised, [campaign, *beside]))
@@ -124,24 +112,24 @@ def pictures(design: Design, history: History, beside: Sequence[Campaign] = ()) 
         yield Picture("gpus", "Caps by number of GPUs", partial(draw_gpus, campaign))
         yield Picture("scaling", "Time by number of GPUs", partial(draw_scaling, campaign))
     if design.instrument.moved_over:
-        for phase in dict.fromkeys(name for m in measured(design, history) for name in m.result.phases):
+        for phase in dict.fromkeys(name for m in campaign.runs for name in phase_names(m.result)):
             title = f"{phase} by batch size and GPUs"
             yield Picture(f"kinds-{phase}", title[:1].upper() + title[1:], partial(draw_kinds, campaign, phase))
-    if savings(design, figures):
+    if savings(campaign):
         yield Picture("savings", "What each knob saves", partial(draw_knob_savings, campaign))
 
 
-def _configurations(campaign: Campaign, figures: Sequence[CellFigures], swept: Sequence[str]) -> Iterator[Picture]:
+def _configurations(campaign: Campaign, swept: Sequence[str]) -> Iterator[Picture]:
     """Curves over the one knob that is swept, and all configurations with their front."""
     design = campaign.design
-    frame = configurations(design, campaign.history)
+    frame = campaign.frame
     one = next(iter(design.reference.items())) if len(design.reference) == 1 else None
     reference = f"{one[0]}={one[1]}" if one is not None and not isinstance(one[1], Mapping) else None
     if len(swept) == 1:
         title = f"Power, energy, time and their products over the {SWEPT[swept[0]]}"
         yield Picture("sweep", title, partial(draw_sweep, frame, design.name, reference, knob=swept[0]))
     # Runs of different work are no alternatives to each other.
-    if len(frame) > 1 and not any(f.is_per_sample for f in figures):
+    if len(frame) > 1 and not campaign.is_per_sample:
         references = Counter(c.levels.get(MODEL) for c in design.cells() if c == design.reference_of(c))
         own = reference if set(references.values()) == {1} else None
         yield Picture("pareto", "Energy against time", partial(draw_pareto, frame, design.name, own, K))
@@ -151,8 +139,9 @@ def _others(cell: Cell) -> tuple[object, ...]:
     return tuple(level for name, level in cell.levels.items() if name not in KNOBS)
 
 
-def about(design: Design, history: History) -> Sequence[str]:
+def about(campaign: Campaign) -> Sequence[str]:
     """How the campaign was made."""
+    design, history = campaign.design, campaign.history
     repeats = design.repeats
     until, text = repeats.until, f"{repeats.max} repeats"
     if until is not None:

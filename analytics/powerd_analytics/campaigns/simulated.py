@@ -17,7 +17,8 @@ from typing import Any
 
 from powerd_analytics.campaigns.design import GPUS, KNOBS, Design, Item, agrees
 from powerd_analytics.campaigns.executors import OUT_OF_MEMORY
-from powerd_analytics.campaigns.journal import Discard, Result
+from powerd_analytics.campaigns.journal import Discard, Result, phase_row, total_row
+from powerd_analytics.figures import RESULT
 from powerd_core.errors import ConfigError
 from powerd_core.gpu_physics import (
     CARDS,
@@ -96,17 +97,20 @@ class Simulated:
         if is_hot and "thermal" in self.design.guard.discard:
             return Discard("thermal", "slowed down by heat")
         verdict = "honoured, binding" if one.at_cap > BINDS_FROM else "honoured, slack"
-        operations, executed = row.get("operations_per_sample"), row.get("operations_executed_per_sample")
+        common = {**self._testbed(), "device": self._device(levels), "provenance": "simulated"}
+        whole = total_row(iterations * one.energy_j * dearer, iterations * one.time_s * slower)
+        if samples:
+            whole |= {"iterations": max(1, round(iterations)), "samples_per_batch": samples / max(1, round(iterations))}
+        names = ("operations_per_sample", "operations_executed_per_sample")
+        said = {name: row[name] for name in names if row.get(name)} | {f"{RESULT}{n}": v for n, v in results.items()}
+        of_phases = [
+            phase_row(n, iterations * j * dearer, iterations * s * slower) for n, (j, s) in (one.phases or {}).items()
+        ]
         return Result(
-            iterations * one.energy_j * dearer, iterations * one.time_s * slower, None, None, samples,
-            verdict if set(levels) & set(KNOBS) else "", provenance="simulated", device=self._device(levels),
-            accuracy=results,
-            phases={n: (iterations * j * dearer, iterations * s * slower) for n, (j, s) in (one.phases or {}).items()},
-            operations=2.0 * operations * samples if operations and samples else None,
-            operations_executed=executed * samples if executed and samples else None,
+            tuple(common | of for of in [whole | said, *of_phases]),
+            verdict if set(levels) & set(KNOBS) else "",
             kernels=_kernels(row.get("kernels", ())),
-            testbed=self._testbed(),
-        )  # fmt: skip
+        )
 
     def _testbed(self) -> dict[str, Any]:
         least, default, greatest = self.card.limits_w

@@ -12,20 +12,14 @@ Each cell is judged by its own spread. One spread pooled over all cells would be
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.special import stdtrit
 
+from powerd_analytics.frame.means import mean_of_numbers
 from powerd_core.errors import AnalysisError
-
-QUANTILE_AFTER_LOOKS, QUANTILE = 0.985, 0.975
-"""Of Student's t, for 95 %: where the repeats end by a look at the interval, and where their number was fixed."""
-
-Block = TypeVar("Block", bound=Hashable)
 
 
 class Interval(NamedTuple):
@@ -61,24 +55,11 @@ class Repeats:
         x = np.asarray(values, np.float64)
         if x.ndim != 1 or not len(x) or not (np.isfinite(x) & (x > 0)).all():
             raise AnalysisError("repeats of a cell: needs at least one value, all of them above 0")
-        mean, n = float(x.mean()), len(x)
-        if n == 1:
-            return Interval(mean, math.nan, n, False)
-        quantile = QUANTILE if self.least == self.most else QUANTILE_AFTER_LOOKS
-        u95 = float(stdtrit(n - 1, quantile) * x.std(ddof=1) / math.sqrt(n))
-        return Interval(mean, u95, n, u95 <= self.half_width * mean)
+        figure, n = mean_of_numbers(x.tolist(), looked=self.least < self.most), len(x)
+        u95 = math.nan if figure.u95 is None else figure.u95
+        return Interval(figure.value, u95, n, u95 <= self.half_width * figure.value)
 
     def is_done(self, values: ArrayLike) -> bool:
         """Whether a cell needs no more repeats: its interval is narrow enough, or it has the most."""
         n = np.size(values)
         return n >= self.least and (n >= self.most or self.interval(values).is_narrow)
-
-
-def ratio_to_reference(
-    values: Sequence[float], blocks: Sequence[Block], reference: Mapping[Block, float]
-) -> list[float]:
-    """A cell's values over the reference's of the same block, which takes off what drifts from block to block.
-
-    ``blocks`` are those of the values. Values of a block whose reference was not measured are left out.
-    """
-    return [value / reference[block] for value, block in zip(values, blocks, strict=True) if block in reference]

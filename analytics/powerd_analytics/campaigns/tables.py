@@ -15,7 +15,7 @@ from powerd_analytics.campaigns.cell_tables import (
     testbed_table,
     trainings_table,
 )
-from powerd_analytics.campaigns.design import Design
+from powerd_analytics.campaigns.cells import SINGLE, Campaign, is_single
 from powerd_analytics.campaigns.group_tables import (
     floor_table,
     machines_table,
@@ -26,11 +26,9 @@ from powerd_analytics.campaigns.group_tables import (
     savings_table,
     scaling_table,
 )
-from powerd_analytics.campaigns.journal import History
-from powerd_analytics.campaigns.results import SINGLE, CellFigures, cell_figures, is_single, measured
 from powerd_analytics.export import Table, with_provenance
 
-_MAKERS: dict[str, Callable[[Design, History, Sequence[CellFigures]], Table]] = {
+_MAKERS: dict[str, Callable[[Campaign], Table]] = {
     "cells": cells_table,
     "phases": phases_table,
     "accuracy": accuracy_table,
@@ -55,14 +53,12 @@ ON_REQUEST = ("spread", "trainings")
 """Those that are not shown unless they are asked for."""
 
 
-def campaign_tables(design: Design, history: History, names: Sequence[str] = ()) -> list[Table]:
+def campaign_tables(campaign: Campaign, names: Sequence[str] = ()) -> list[Table]:
     """The tables that are asked for, by default all that the campaign has."""
-    figures = cell_figures(design, history)
     wanted = names or [name for name in _MAKERS if name not in ON_REQUEST]
-    tables = [_MAKERS[name](design, history, figures) for name in wanted]
-    if is_single(history):
+    tables = [_MAKERS[name](campaign) for name in wanted]
+    if is_single(campaign.history):
         tables = [
             replace(t, rows=(), notes=(SINGLE,), bounds=frozenset()) if t.name in OF_THE_BEST else t for t in tables
         ]
-    kinds = {m.result.provenance for m in measured(design, history)}
-    return [with_provenance(table, kinds) for table in tables if len(table) or table.name in names]
+    return [with_provenance(table, set(campaign.provenances)) for table in tables if len(table) or table.name in names]

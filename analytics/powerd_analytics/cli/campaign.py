@@ -16,6 +16,7 @@ from powerd_core.errors import ConfigError, RunFileError
 from powerd_core.text import printable
 
 if TYPE_CHECKING:
+    from powerd_analytics.campaigns.cells import Campaign
     from powerd_analytics.campaigns.design import Design
     from powerd_analytics.campaigns.executors import Executor
     from powerd_analytics.campaigns.journal import History, Journal
@@ -69,20 +70,30 @@ def folder_of(file: Path, into: Path | None) -> Path:
 class Opened:
     """A campaign that was begun, to be looked at."""
 
-    design: Design
-    history: History
+    campaign: Campaign
     folder: Path
+
+    @property
+    def design(self) -> Design:
+        return self.campaign.design
+
+    @property
+    def history(self) -> History:
+        return self.campaign.history
 
 
 def opened(file: Path, into: Path | None) -> Opened:
     """Raises `RunFileError` where it has not begun."""
+    from powerd_analytics.campaigns.cells import Campaign
     from powerd_analytics.campaigns.journal import read_history
+    from powerd_analytics.campaigns.results import with_rows
 
     design, folder = read_design(file), folder_of(file, into)
     history = read_history(folder)
     if not history.fingerprint:
         raise RunFileError(f"{folder} holds no campaign yet: `joules campaign run {file}` begins one")
-    return Opened(design.with_levels(history.levels).with_pilot(history.pilot), history, folder)
+    design = design.with_levels(history.levels).with_pilot(history.pilot)
+    return Opened(Campaign(design, with_rows(history, design, folder)), folder)
 
 
 def _executor(design: Design, on: str, url: Sequence[str] | None, keys: Path | None, lock: int = -1) -> Executor:
@@ -317,7 +328,7 @@ def status(file: File, *, into: Into = None, format: shared.TextOrJson = "text")
     from collections import Counter
     from json import dumps
 
-    from powerd_analytics.campaigns.results import run_notes
+    from powerd_analytics.campaigns.cells import run_notes
     from powerd_analytics.campaigns.runner import Blocks, left
 
     c = opened(file, into)
@@ -399,7 +410,7 @@ def table(
     c = opened(file, into)
     form = "paper" if paper else format or _FORM_OF.get(output.suffix.lower() if output else "", "text")
     shared.refuse_existing(output, overwrite, [file], is_hdf5=form == "hdf5")
-    tables = campaign_tables(c.design, c.history, tuple(which or ()))
+    tables = campaign_tables(c.campaign, tuple(which or ()))
     if form == "hdf5":
         if output is None:
             raise ConfigError("HDF5 is no text: say where to write it with -o FILE.h5")
@@ -428,7 +439,7 @@ def report(
     if output is None:
         shared.refuse_by_hand(out, overwrite)
     shared.refuse_existing(out, overwrite or output is None, [file])
-    shared.write(out, lambda partial: write_report(c.design, c.history, partial), overwrite=True)
+    shared.write(out, lambda partial: write_report(c.campaign, partial), overwrite=True)
     print(out)
 
 
@@ -461,7 +472,6 @@ def plot(
 
       joules campaign plot rtx.toml --kind normalised --beside v100.toml
     """
-    from powerd_analytics.campaigns.pictures import Campaign
     from powerd_analytics.campaigns.report import pictures
     from powerd_analytics.plots import save
 
@@ -469,9 +479,8 @@ def plot(
     others = []
     for text in beside or ():
         name, _, own = text.partition(":")
-        of = opened(Path(name), Path(own) if own else None)
-        others.append(Campaign(of.design, of.history))
-    drawn = {picture.name: picture for picture in pictures(c.design, c.history, others)}
+        others.append(opened(Path(name), Path(own) if own else None).campaign)
+    drawn = {picture.name: picture for picture in pictures(c.campaign, others)}
     if unknown := [name for name in kind or () if name not in drawn]:
         raise ConfigError(f"--kind {unknown[0]}: this campaign has {', '.join(drawn) or 'no picture'}")
     chosen, folder = kind or list(drawn), output or c.folder
@@ -522,21 +531,23 @@ def caps(
 
       joules campaign caps --adaptive --metric edp -- python train.py --epochs 1
     """
-    from powerd_analytics.campaigns.caps import Rounds, caps_design, levels_of, metric_of, promise_text, train_command
+    from powerd_analytics.campaigns.caps import Rounds, caps_design, levels_of, promise_text, train_command
+    from powerd_analytics.campaigns.cells import Campaign, is_single
     from powerd_analytics.campaigns.design import Simulation
     from powerd_analytics.campaigns.executors import knob_ranges
-    from powerd_analytics.campaigns.groups import chosen, groups_of
     from powerd_analytics.campaigns.journal import Journal
-    from powerd_analytics.campaigns.results import is_single
     from powerd_analytics.campaigns.runner import Blocks, begin
     from powerd_analytics.campaigns.simulated import Simulated
     from powerd_analytics.campaigns.tables import campaign_tables
+    from powerd_analytics.frame.merits import OF_A_SWEEP, merit_of
     from powerd_core.gpu_physics import CARDS
 
     if not command and not on:
         raise ConfigError("nothing to train: give the command after --: `joules campaign caps -- python train.py`")
     words = list(command) or ["python", "train.py"]
-    metric_of(metric)
+    merit = merit_of(metric)
+    if not merit.is_relative:
+        raise ConfigError(f"--metric {metric}: caps are compared by {', '.join(OF_A_SWEEP)} or sml")
     devices = ",".join(name if name.startswith("gpu") else f"gpu{name}" for name in gpu.split(",") if name)
     simulation = Simulation(network=network, iterations=250)
     draft = caps_design(words, [1], 1, max(repeats, 1), devices, seed, simulation)
@@ -554,18 +565,19 @@ def caps(
         design = begin(design, executor, journal, changed_script=changed_script)
         if retry:
             journal.write("retried")
-        rounds = Rounds(design, metric) if adaptive else None
+        rounds = Rounds(design, merit.name) if adaptive else None
         status = _carry_out(design, rounds or Blocks(design), executor, journal, None)
         if status > 1:
             return status
         history = journal.history
     names = ("cells",) if is_single(history) else ("cells", "minima")
-    for text in shared.tables_text(campaign_tables(design, history, names), "text", None, 80), "\n":
+    made = Campaign(design, history)
+    for text in shared.tables_text(campaign_tables(made, names), "text", None, 80), "\n":
         shared.put_out(text, None, overwrite=False)
     verdict = rounds.verdict(history) if rounds is not None else None
     if verdict is not None:
-        print(promise_text(verdict, metric))
-    for group in groups_of(design, history) if not is_single(history) else ():
-        best = chosen(design, group, metric).cell.levels["power_cap_w"]
-        print(f"to train with the least {metric}: {train_command(float(best), devices, words)}")
+        print(promise_text(verdict, merit.name))
+    for group in made.groups if not is_single(history) else ():
+        best = made.best(group, merit.name).cell.levels["power_cap_w"]
+        print(f"to train with the least {merit.name}: {train_command(float(best), devices, words)}")
     return status

@@ -13,13 +13,13 @@ from statistics import fmean, stdev
 from typing import Any
 
 from powerd_analytics.energy.uncertainty import student
-from powerd_analytics.export import Cell, Column, Table, make_table
+from powerd_analytics.export import Column, Table, make_table
 from powerd_analytics.metrics import pareto_front
 from powerd_analytics.optimise.policy import Outcome, Settings, Trial
 from powerd_analytics.optimise.recurrences import Step
 from powerd_analytics.optimise.simulate import LAST, History, oracle, potential_savings
 from powerd_analytics.optimise.traces import NEVER, JobTrace
-from powerd_analytics.text import digits, first_of
+from powerd_analytics.text import Cell, digits, first_of
 
 SLOWER_PCT = (0, 5, 10, 20)
 """Of the time with the default settings, what one may be slower."""

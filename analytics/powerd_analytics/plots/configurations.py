@@ -21,17 +21,15 @@ from powerd_analytics.figures import (
     ATTRIBUTE,
     Condition,
     Frame,
-    Record,
     dimension,
     factors_in,
-    figure_of,
     is_known,
-    number_of,
     of_kind,
     parse_condition,
     rows_of,
     together,
 )
+from powerd_analytics.frame.figure import Record, figure_of, number_of
 from powerd_analytics.metrics import edp_js, eds, pareto_front
 from powerd_analytics.plots.style import (
     HATCHES,

@@ -21,12 +21,12 @@ from powerd_analytics.breakdown import (
     parts_of_machines,
 )
 from powerd_analytics.costs import CO2, Factors
-from powerd_analytics.export import Cell
-from powerd_analytics.figures import Frame, Record, figure_of, number_of, of_kind, rows_of
+from powerd_analytics.figures import Frame, of_kind, rows_of
+from powerd_analytics.frame.figure import Record, figure_of, number_of
 from powerd_analytics.metrics import J_PER_KWH
 from powerd_analytics.repeats import averaged, of_a_batch, without_gflops
 from powerd_analytics.report.sheets import MISSING
-from powerd_analytics.text import digits, figure_and_u95, first_of, seconds
+from powerd_analytics.text import Cell, digits, figure_and_u95, first_of, seconds
 from powerd_analytics.trainings import without_summands
 from powerd_core.text import printable
 

@@ -7,13 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import count
-from typing import Any, TypeGuard
+from typing import Any
 
 import h5py
 import numpy as np
 from numpy.typing import NDArray
 
 from powerd_analytics.runs.in_force import Enforced, Timeline
+from powerd_analytics.text import is_number_cell
 from powerd_client.attributes import is_not_known, with_figures
 from powerd_client.board_times import check_times
 from powerd_client.marks import crowded
@@ -391,11 +392,6 @@ def _with_operations(known: PhaseClass, other: PhaseClass) -> PhaseClass:
 def identity(value: Any) -> str:
     """Equal for attributes that are the same: 64 and 64.0 are one number, the text "64" is none, and True is not 1."""
     return repr(int(value)) if isinstance(value, float) and value.is_integer() else repr(value)
-
-
-def is_number_cell(value: object) -> TypeGuard[int | float]:
-    """Whether a cell or an attribute is a number; True and False are none."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def number(attributes: Mapping[str, object], name: str) -> float | None:

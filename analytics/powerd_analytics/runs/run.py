@@ -36,11 +36,11 @@ from powerd_analytics.runs.phases import (
     PhaseClass,
     Phases,
     dropped_attributes,
-    is_number_cell,
     parted,
     pieces,
     read_phases,
 )
+from powerd_analytics.text import is_number_cell
 from powerd_client.board_times import check_times
 from powerd_client.layer_operations import WATCHED_MODEL
 from powerd_client.ownership import read_small

@@ -8,8 +8,8 @@ from command import joules
 
 from powerd_analytics.campaigns.campaign_file import design_of
 from powerd_analytics.campaigns.caps import Rounds, caps_design, levels_of
+from powerd_analytics.campaigns.cells import Campaign
 from powerd_analytics.campaigns.design import Simulation
-from powerd_analytics.campaigns.groups import chosen, groups_of
 from powerd_analytics.campaigns.journal import Journal, read_history
 from powerd_analytics.campaigns.runner import Blocks, Runner, begin
 from powerd_analytics.campaigns.simulated import Simulated
@@ -43,8 +43,9 @@ def test_rounds_find_a_cap_as_good_as_the_best_in_a_tenth_of_the_grid(tmp_path, 
     assert history.done == verdict.runs <= 33 * 5 / 4
     least = min(true_edp(network, float(cap)) for cap in design.factors["power_cap_w"])
     assert true_edp(network, verdict.cap_w) <= least * 1.005
-    (group,) = groups_of(design, history)
-    best = chosen(design, group, "edp")
+    campaign = Campaign(design, history)
+    (group,) = campaign.groups
+    best = campaign.best(group, "edp")
     assert true_edp(network, float(best.cell.levels["power_cap_w"])) <= least * 1.005
     assert any(true_edp(network, float(c.levels["power_cap_w"])) <= least * 1.001 for c in best.as_good)
 
@@ -146,22 +147,23 @@ def test_a_planted_drift_does_not_reach_the_ratios(tmp_path):
         design = begin(design, Simulated(design, RTX_6000), journal)
         executor = Simulated(design, RTX_6000)
         Runner(design, Blocks(design), executor, journal).run()
-    (group,) = groups_of(design, read_history(tmp_path))
+    (group,) = Campaign(design, read_history(tmp_path)).groups
     joules_of = [r.energy_j for r in group.runs[group.reference.id].values()]
     assert joules_of[-1] / joules_of[0] > 1.02  # the drift is there
     for cell in group.cells:
         energy, _ = group.off_reference(cell)
         at = [operate(RTX_6000, NETWORKS["vgg19"], cap).energy_j for cap in (float(cell.levels["power_cap_w"]), 260.0)]
-        assert energy == pytest.approx(at[0] / at[1], rel=0.007 if len(joules_of) % 2 else 0.001)
+        assert energy.value == pytest.approx(at[0] / at[1], rel=0.007 if len(joules_of) % 2 else 0.001)
 
 
 def test_caps_of_metrics_rise_from_energy_to_time(tmp_path):
     design, history = sweep(tmp_path, "resnet50", noise=0.002)
-    (group,) = groups_of(design, history)
-    caps = [chosen(design, group, metric).cell.levels["power_cap_w"] for metric in ("e", "edp", "eds:2", "eds:1.5")]
+    campaign = Campaign(design, history)
+    (group,) = campaign.groups
+    caps = [campaign.best(group, metric).cell.levels["power_cap_w"] for metric in ("e", "edp", "eds:2", "eds:1.5")]
     assert all(a <= b for a, b in pairwise(caps))
 
 
 def test_no_table_without_a_result(tmp_path):
     design = design_of({"campaign": {"name": "c", "command": ["t"]}, "factors": {"power_cap_w": [100, 200]}})
-    assert campaign_tables(design, read_history(tmp_path)) == []
+    assert campaign_tables(Campaign(design, read_history(tmp_path))) == []

@@ -8,14 +8,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from make_campaign import result
 
 from powerd_analytics.campaigns import executors
 from powerd_analytics.campaigns.campaign_file import design_of
+from powerd_analytics.campaigns.cells import Campaign
 from powerd_analytics.campaigns.design import Design, Item
 from powerd_analytics.campaigns.executors import Local, failure, last_words
 from powerd_analytics.campaigns.journal import Discard, History, Journal, Result, read_history
 from powerd_analytics.campaigns.report import about
-from powerd_analytics.campaigns.results import cell_figures, contradiction
+from powerd_analytics.campaigns.results import contradiction
 from powerd_analytics.campaigns.runner import Blocks, Runner, begin, changed_files
 from powerd_analytics.campaigns.tables import campaign_tables
 from powerd_core.errors import ConfigError, PeerError, RunFileError
@@ -174,7 +176,7 @@ class Unruly(Local):
 def trained(file: Path, design: Design, asked: Mapping[str, float]) -> Result:
     batch = float(file.read_text())
     says = contradiction(asked, [({"batch_size": batch}, 20)])
-    return Result(3 * batch, 1.0, iterations=20, contradiction=says, file_bytes=file.stat().st_size)
+    return result(3 * batch, 1.0, iterations=20, contradiction=says, file_bytes=file.stat().st_size)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -190,7 +192,7 @@ def test_campaigns_of_an_unruly_script_lose_no_cell_and_book_nothing_that_did_no
         history = read_history(tmp_path)
         assert history.left == {}
         assert {key: result.energy_j for key, result in history.results().items()} == lab.ledger
-        assert {f.cell.levels["batch_size"]: f.energy_j.value for f in cell_figures(DESIGN, history)} == {
+        assert {f.cell.levels["batch_size"]: f.energy_j.value for f in Campaign(DESIGN, history).cells} == {
             batch: 3 * batch for batch in (8, 16, 32, 64)
         }  # every cell has its own joules
         given_up = history.given_up()
@@ -205,13 +207,13 @@ def test_campaigns_of_an_unruly_script_lose_no_cell_and_book_nothing_that_did_no
 
 
 def _are_named(history: History, given_up: Mapping[str, object]) -> None:
-    (cells,) = campaign_tables(DESIGN, history, ["cells"])
+    (cells,) = campaign_tables(Campaign(DESIGN, history), ["cells"])
     notes = " ".join(cells.notes)
     for key in given_up:
         cell = DESIGN.cells_by_id[key.rpartition("-")[0]]
         assert f"{cell}, block {int(key.rpartition('-')[2]) + 1}: given up after 3 attempts" in notes
     assert ("--retry" in notes) == bool(given_up)
-    assert ("given up after" in " ".join(about(DESIGN, history))) == bool(given_up)
+    assert ("given up after" in " ".join(about(Campaign(DESIGN, history)))) == bool(given_up)
 
 
 # -- the files that a command names ------------------------------------------------------------------------------------
@@ -238,5 +240,5 @@ def test_a_changed_script_is_said_and_asked_for(tmp_path, monkeypatch):
         begin(design, lab, journal, changed_script=True)
         begin(design, lab, journal)  # is asked for once
         Runner(design, Blocks(design), lab, journal).run()
-    (cells,) = campaign_tables(design, read_history(tmp_path / "c"), ["cells"])
+    (cells,) = campaign_tables(Campaign(design, read_history(tmp_path / "c")), ["cells"])
     assert "changed after 0 runs: train.py" in cells.notes

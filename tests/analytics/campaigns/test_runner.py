@@ -10,12 +10,13 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from make_campaign import result
 
 from powerd_analytics.campaigns.campaign_file import design_of
+from powerd_analytics.campaigns.cells import Campaign, run_notes
 from powerd_analytics.campaigns.design import Design, Item
 from powerd_analytics.campaigns.executors import submit_blocks
 from powerd_analytics.campaigns.journal import NAME, Discard, Journal, Result, read_history
-from powerd_analytics.campaigns.results import cell_figures, run_notes
 from powerd_analytics.campaigns.runner import Blocks, Runner, begin
 from powerd_analytics.campaigns.simulated import Simulated
 from powerd_core.errors import ConfigError, PeerError, RunFileError
@@ -75,7 +76,7 @@ class Lab:
         if isinstance(found, Exception):
             del self.answers[item.key, attempt]
             raise found
-        return found or Result(100.0 * item.cell.levels["n"] + item.block, 1.0)
+        return found or result(100.0 * item.cell.levels["n"] + item.block, 1.0)
 
 
 def run(folder: Path, of: Design, lab, **more) -> Journal:
@@ -93,7 +94,7 @@ def test_every_cell_in_every_block(tmp_path):
     lab = Lab()
     run(tmp_path, design(), lab)
     assert len(lab.made) == 3 * 4
-    figures = cell_figures(design(), read_history(tmp_path))
+    figures = Campaign(design(), read_history(tmp_path)).cells
     assert [f.runs for f in figures] == [4, 4, 4]
     assert [f.energy_j.value for f in figures] == [101.5, 201.5, 301.5]
 
@@ -118,7 +119,7 @@ def test_a_cell_without_memory_is_left_out_at_once(tmp_path):
     assert sum(made.cell == item.cell for made, _ in lab.made) == 1
     history = read_history(tmp_path)
     assert history.left[item.cell.id].reason == "out-of-memory"
-    assert len(cell_figures(design(), history)) == 2
+    assert len(Campaign(design(), history).cells) == 2
 
 
 def test_a_run_that_never_counts_is_given_up_and_the_rest_goes_on(tmp_path):
@@ -136,7 +137,7 @@ def test_a_run_that_fails_every_time_is_given_up_and_its_cell_stays(tmp_path):
     run(tmp_path, design(), lab)
     history = read_history(tmp_path)
     assert history.left == {}
-    assert {f.cell: f.runs for f in cell_figures(design(), history)} == {
+    assert {f.cell: f.runs for f in Campaign(design(), history).cells} == {
         cell: 4 - (cell == item.cell) for cell in design().cells()
     }
     lab = Lab()
@@ -144,7 +145,7 @@ def test_a_run_that_fails_every_time_is_given_up_and_its_cell_stays(tmp_path):
         journal.write("retried")
         Runner(design(), Blocks(design()), lab, journal).run()
     assert [made for made, _ in lab.made] == [item]
-    assert [f.runs for f in cell_figures(design(), read_history(tmp_path))] == [4, 4, 4]
+    assert [f.runs for f in Campaign(design(), read_history(tmp_path)).cells] == [4, 4, 4]
 
 
 @pytest.mark.parametrize("reason", ["failed", "contradicted"])
@@ -161,7 +162,7 @@ def test_a_cell_that_has_runs_is_not_left_out_of_memory(tmp_path):
     item = design().block(1, design().cells())[1]
     lab = Lab({(item.key, 1): Discard("out-of-memory", "CUDA out of memory")})
     run(tmp_path, design(), lab)
-    assert [f.runs for f in cell_figures(design(), read_history(tmp_path))] == [4, 4, 4]
+    assert [f.runs for f in Campaign(design(), read_history(tmp_path)).cells] == [4, 4, 4]
 
 
 def test_a_run_without_iterations_beside_runs_with_some_did_no_work(tmp_path):
@@ -171,12 +172,12 @@ def test_a_run_without_iterations_beside_runs_with_some_did_no_work(tmp_path):
         def run(self, item, attempt, file):
             super().run(item, attempt, file)
             did = len(self.made) > 1 and not (item.cell.levels["n"] == 3 and item.block)
-            return Result(300.0 if did else 7.0, 1.0, iterations=20 * did)
+            return result(300.0 if did else 7.0, 1.0, iterations=20 * did)
 
     lab = Resuming()
     run(tmp_path, design(), lab)
     history, first = read_history(tmp_path), lab.made[0][0]
-    figures = {f.cell.levels["n"]: f for f in cell_figures(design(), history)}
+    figures = {f.cell.levels["n"]: f for f in Campaign(design(), history).cells}
     assert {f.energy_j.value for f in figures.values()} == {300.0}
     assert figures.get(3) is None or figures[3].runs == 1
     assert len(history.given_up()) == 3
@@ -224,7 +225,7 @@ def test_a_full_disk_stops_it_with_one_line_and_it_goes_on_later(tmp_path, monke
     assert next(calls) > 7  # the disk was full
     assert all(line["event"] for line in events(tmp_path))  # and no half line is left
     run(tmp_path, design(), lab)
-    assert [f.runs for f in cell_figures(design(), read_history(tmp_path))] == [4, 4, 4]
+    assert [f.runs for f in Campaign(design(), read_history(tmp_path)).cells] == [4, 4, 4]
 
 
 def test_a_half_line_of_a_killed_runner_is_none(tmp_path):
@@ -234,7 +235,7 @@ def test_a_half_line_of_a_killed_runner_is_none(tmp_path):
     lab = Lab()
     run(tmp_path, design(), lab)
     assert len(lab.made) == 1
-    assert [f.runs for f in cell_figures(design(), read_history(tmp_path))] == [4, 4, 4]
+    assert [f.runs for f in Campaign(design(), read_history(tmp_path)).cells] == [4, 4, 4]
 
 
 @pytest.mark.parametrize(
@@ -285,7 +286,7 @@ def test_cells_go_on_until_their_interval_is_narrow_with_their_reference(tmp_pat
         def run(self, item, attempt, file):
             self.made.append((item, attempt))
             spread = 0.2 if item.cell.levels["n"] == 3 else 1e-6
-            return Result(100.0 * (1 + spread * (-1) ** item.block), 1.0)
+            return result(100.0 * (1 + spread * (-1) ** item.block), 1.0)
 
     of = design(
         repeats={"min": 3, "max": 9, "until": {"metric": "energy_j", "half_width": 0.01}},
@@ -293,7 +294,7 @@ def test_cells_go_on_until_their_interval_is_narrow_with_their_reference(tmp_pat
     )
     lab = Noisy()
     run(tmp_path, of, lab)
-    assert [f.runs for f in cell_figures(of, read_history(tmp_path))] == [9, 3, 9]
+    assert [f.runs for f in Campaign(of, read_history(tmp_path)).cells] == [9, 3, 9]
 
 
 class Counted:
@@ -319,7 +320,7 @@ def test_runs_are_to_do_as_long_as_there_is_one(tmp_path):
         def run(self, item, attempt, file):
             file.write_bytes(b"run")
             spread = 0.1 if item.cell.levels["n"] == 2 else 1e-6
-            return Result(100 * (1 + spread * (-1) ** item.block / (1 + item.block)), 1.0)
+            return result(100 * (1 + spread * (-1) ** item.block / (1 + item.block)), 1.0)
 
     of = design(repeats={"min": 3, "max": 9, "until": {"metric": "energy_j", "half_width": 0.02}})
     with Journal(tmp_path, is_synced=False) as journal:
@@ -366,7 +367,7 @@ def test_planted_heat_is_thrown_away_and_made_again(tmp_path):
     discards = [d.reason for r in history.records.values() for d in r.discards]
     assert set(discards) == {"thermal"}
     assert 5 <= len(discards) <= 30
-    for figures in cell_figures(resolved, history):
+    for figures in Campaign(resolved, history).cells:
         assert figures.energy_j.u95 == pytest.approx(0.0, abs=1e-6)  # no slowed run is among them
 
 
@@ -403,7 +404,7 @@ def test_blocks_as_jobs_side_by_side_leave_each_others_runs_alone(tmp_path):
     for block in (0, 2, 3):
         with Journal(tmp_path, part=block) as journal:
             Runner(of, Blocks(of, block), SideBySide(), journal).run()
-    assert [f.runs for f in cell_figures(of, read_history(tmp_path))] == [4, 4, 4]
+    assert [f.runs for f in Campaign(of, read_history(tmp_path)).cells] == [4, 4, 4]
     assert not (tmp_path / "discarded").exists()
 
 

@@ -8,15 +8,15 @@ import pytest
 from command import joules
 
 from powerd_analytics.campaigns.campaign_file import design_of
+from powerd_analytics.campaigns.cells import Campaign, item_of
 from powerd_analytics.campaigns.findings import findings
-from powerd_analytics.campaigns.journal import Journal, read_history
-from powerd_analytics.campaigns.results import item_of
+from powerd_analytics.campaigns.journal import Journal, phase_row, read_history
 from powerd_analytics.campaigns.runner import Blocks, Runner, begin, piloted
 from powerd_analytics.campaigns.simulated import Simulated
 from powerd_analytics.campaigns.tables import campaign_tables
 from powerd_analytics.cli import shared
-from powerd_analytics.figures import Figure
-from powerd_analytics.repeats import mean_of_repeats
+from powerd_analytics.frame.figure import Figure
+from powerd_analytics.frame.means import mean_of_repeats
 
 ROWS = [
     {
@@ -48,7 +48,7 @@ def run(folder, **tables):
 
 
 def records(name, design, history):
-    (table,) = campaign_tables(design, history, (name,))
+    (table,) = campaign_tables(Campaign(design, history), (name,))
     return {(row["model"], row["batch_size"], row.get("phase")): row for row in table.records()}
 
 
@@ -62,9 +62,9 @@ def test_seconds_and_joules_of_phases_are_of_a_batch_and_beside_the_reference(tm
 
 def test_a_phase_whose_joules_a_run_does_not_know_has_the_mean_of_the_others(tmp_path):
     design, history = run(tmp_path)
-    key = next(key for key, record in history.records.items() if "backward" in record.result.phases)
-    record = history.records[key]
-    record.result = replace(record.result, phases={"forward": record.result.phases["forward"]})
+    record = next(r for r in history.records.values() if any(row.get("phase") == "backward" for row in r.result.rows))
+    kept = [row for row in record.result.rows if row.get("phase") != "backward"]
+    record.result = replace(record.result, rows=tuple(kept))
     backward = records("phases", design, history)["alexnet", 64, "backward"]
     assert backward["energy_j"] == pytest.approx(6.0)
 
@@ -72,19 +72,22 @@ def test_a_phase_whose_joules_a_run_does_not_know_has_the_mean_of_the_others(tmp
 def test_phases_have_the_u95_of_tables_and_what_is_not_resolvable_keeps_its_row(tmp_path):
     design, history = run(tmp_path)
     forward, backward = Figure(2.0, 0.1, 0.05, 0.03), (0.3, "phases too short")
+    parts = {"u_statistical_j": forward.u_statistical, "u_systematic_j": forward.u_systematic,
+             "rectangle_j": forward.rectangle}  # fmt: skip
     for k, record in enumerate(history.records.values()):
-        own = {n: pair for n, pair in record.result.phases.items() if n == "forward"}
-        u = {"forward": [forward.u_statistical, forward.u_systematic, forward.rectangle]}
-        record.result = replace(record.result, phases={"forward": (2.0 + 0.1 * (k % 3), 0.1)} if own else {},
-                                phases_u=u, unresolved={"backward": backward})  # fmt: skip
-    (table,) = campaign_tables(design, history, ("phases",))
+        rows = [row for row in record.result.rows if row["kind"] != "phase"]
+        rows.append(phase_row("forward", 2.0 + 0.1 * (k % 3), 0.1) | parts)
+        rows.append({name: v for name, v in phase_row("backward", None, backward[0]).items() if v is not None})
+        rows[-1]["note"] = f"not resolvable: {backward[1]}"
+        record.result = replace(record.result, rows=tuple(rows))
+    (table,) = campaign_tables(Campaign(design, history), ("phases",))
     every = {(r["model"], r["batch_size"], r["phase"]): r for r in table.records()}
     assert len(every) == 8
     results = [r for key, r in history.results().items() if item_of(design, key).cell.levels == {
         "model": "alexnet", "batch_size": 64}]  # fmt: skip
     n = [ceil(r.samples / 64) for r in results]
     expected = mean_of_repeats([
-        replace(forward, value=r.phases["forward"][0]).scaled(1 / k) for r, k in zip(results, n, strict=True)
+        replace(forward, value=r.rows[1]["j_per_batch"]).scaled(1 / k) for r, k in zip(results, n, strict=True)
     ])  # fmt: skip
     row = every["alexnet", 64, "forward"]
     assert (row["energy_j"], row["u95_j"]) == pytest.approx((expected.value, expected.u95))
@@ -103,7 +106,7 @@ def test_a_campaign_without_models_says_what_batches_cost_in_a_sentence(tmp_path
         tmp_path, factors=factors, campaign=command, order={"reference": {"power_cap_w": 260.0}},
         simulation={"rows": [{"phases": {"forward": [2.0, 0.1]}}]},
     )  # fmt: skip
-    (said,) = [text for text in findings(design, history) if "arger batches" in text]
+    (said,) = [text for text in findings(Campaign(design, history)) if "arger batches" in text]
     assert said.startswith("Larger batches")
 
 
@@ -124,7 +127,7 @@ def test_cells_that_ran_other_kernels_than_their_reference_are_named(tmp_path):
     sets = {key[:2]: row["set"] for key, row in records("kernels", design, history).items()}
     assert sets["alexnet", 64] != sets["alexnet", 128]
     assert sets["sgemm", 64] == sets["sgemm", 128]
-    (said,) = [text for text in findings(design, history) if "other kernels" in text]
+    (said,) = [text for text in findings(Campaign(design, history)) if "other kernels" in text]
     assert said.startswith("1 cell ran other kernels")
     assert "alexnet, batch_size 128" in said
 

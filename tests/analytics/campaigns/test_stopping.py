@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from powerd_analytics.campaigns.stopping import Repeats, ratio_to_reference
+from powerd_analytics.campaigns.stopping import Repeats
 from powerd_core.errors import AnalysisError
 
 POSITIVE = st.floats(0.5, 2.0)
@@ -56,20 +56,6 @@ def test_after_stopping_the_interval_covers_as_stated_where_a_plain_one_does_not
         plain += abs(interval.mean - 1) <= interval.u95
     assert 0.93 <= covered / n <= 0.975
     assert plain < covered
-
-
-def test_ratios_are_those_of_the_block():
-    assert ratio_to_reference([2.0, 3.0, 4.0], ["a", "b", "c"], {"a": 1.0, "b": 2.0}) == [2.0, 1.5]
-
-
-@given(st.lists(st.tuples(POSITIVE, POSITIVE), min_size=1, max_size=8), st.floats(0.1, 10))
-def test_a_level_that_a_block_shares_cancels(pairs, level):
-    values, references = zip(*pairs, strict=True)
-    blocks = list(range(len(pairs)))
-    reference = dict(zip(blocks, references, strict=True))
-    moved = {**reference, 0: reference[0] * level}
-    same = ratio_to_reference([values[0] * level, *values[1:]], blocks, moved)
-    assert same == pytest.approx(ratio_to_reference(values, blocks, reference))
 
 
 @pytest.mark.parametrize("arguments", [(0.0,), (math.nan,), (-0.01,), (0.01, 1, 5), (0.01, 6, 5)])

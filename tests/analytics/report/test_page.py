@@ -14,7 +14,8 @@ from make_run import MS, LineSpec, PhaseSpec, S, make_run, training
 from page import report, unpacked
 
 from powerd_analytics import read_run
-from powerd_analytics.figures import figure_of, rows_of, run_frame
+from powerd_analytics.figures import rows_of, run_frame
+from powerd_analytics.frame.figure import figure_of
 from powerd_analytics.report.page import STEPS, Columns, phases_of
 from powerd_analytics.text import figure_and_u95, seconds
 

@@ -1,11 +1,11 @@
 """A second program on the GPU of a run: said under every table, in the frame, and by the guard of a campaign."""
 
 import pytest
+from make_campaign import result
 from make_run import LineSpec, PhaseSpec, S, constant, make_run
 
 from powerd_analytics import phase_table, read_run
 from powerd_analytics.campaigns.design import DISCARDS
-from powerd_analytics.campaigns.journal import Result
 from powerd_analytics.campaigns.results import spoiled
 from powerd_analytics.cli import main
 from powerd_analytics.export import to_markdown
@@ -91,8 +91,8 @@ def test_a_comparison_says_it_too(tmp_path, capsys):
 
 def test_the_guard_of_a_campaign_knows_the_reason(tmp_path):
     assert "shared" in DISCARDS
-    result = Result(energy_j=1.0, time_s=1.0, shared=SENTENCE)
-    discard = spoiled(result, tmp_path / "r.h5", DISCARDS)
+    of_two = result(energy_j=1.0, time_s=1.0, shared=SENTENCE)
+    discard = spoiled(of_two, tmp_path / "r.h5", DISCARDS)
     assert (discard.reason, discard.text) == ("shared", SENTENCE)
-    assert spoiled(result, tmp_path / "r.h5", ("thermal",)) is None
-    assert spoiled(Result(energy_j=1.0, time_s=1.0), tmp_path / "r.h5", DISCARDS) is None
+    assert spoiled(of_two, tmp_path / "r.h5", ("thermal",)) is None
+    assert spoiled(result(energy_j=1.0, time_s=1.0), tmp_path / "r.h5", DISCARDS) is None
