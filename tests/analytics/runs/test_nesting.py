@@ -17,12 +17,14 @@ from powerd_analytics import phase_table, read_run
 from powerd_analytics.figures import frame_of
 from powerd_analytics.figures import rows_of as rows_of_frame
 from powerd_analytics.iterations import iteration_rows
+from powerd_analytics.layers import layer_energies
 from powerd_analytics.results import result_lines
 from powerd_analytics.table import group_key, labels_of, parts_among
 from powerd_analytics.terminal_table import print_tree
 from powerd_analytics.text import digits
 from powerd_client.pairing import Kinds, PhaseSpans, add_iterations, name_models
 
+A = {"model": "A", "batch_size": 64}
 D, G = {"model": "D", "batch_size": 64}, {"model": "G", "batch_size": 64}
 FORWARD_D, BACKWARD_D, UPDATE_D = ("forward", D), ("backward", D), ("update", D)
 FORWARD_G, BACKWARD, UPDATE_G = ("forward", G), ("backward", {"batch_size": 64}), ("update", G)
@@ -90,8 +92,11 @@ def check_parts(rows, total):
             inner = [r for r in rows if r.place[:-1] == row.place and r is not row]
             inner_j = sum((r.j_per_batch or 0.0) * r.iterations for r in inner)
             assert inner_j + row.rest_j * row.iterations == pytest.approx(row.j_per_batch * row.iterations, rel=1e-6)
+            assert row.rest_u95_j > 0 or row.rest_j == 0
+            assert row.rest_j >= -row.rest_u95_j
     joules = sum((row.j_per_batch or 0.0) * row.iterations for row in parts)
     assert joules + (total.rest_j or 0.0) == pytest.approx(total.energy_j, rel=1e-6, abs=1e-9)
+    assert total.rest_j is None or total.rest_j >= -total.rest_u95_j
 
 
 def is_ambiguous(p, key_of):
@@ -186,6 +191,42 @@ def test_any_training_adds_up(tmp_path_factory, nesting):
     assert of_passes[0].samples_per_s == pytest.approx(64 * of_passes[0].iterations / of_passes[0].time_s)
 
 
+layer_trees = st.lists(
+    st.recursive(
+        st.sampled_from(["conv", "relu", "norm"]).map(lambda name: ("layer", A | {"layer": name})),
+        lambda inner: st.lists(inner, min_size=1, max_size=3).map(lambda some: ("recompute", A, some)),
+        max_leaves=4,
+    ),
+    max_size=4,
+)
+
+
+@settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(layer_trees, layer_trees)
+@example([("layer", A | {"layer": "conv"})] * 2, [("recompute", A, [("layer", A | {"layer": "conv"})])])
+def test_layers_and_the_rest_of_a_pass_are_all_of_it(tmp_path_factory, forward, backward):
+    body = [("forward", A, forward), ("backward", A, backward), ("update", A)]
+    run = recorded(tmp_path_factory.mktemp("r") / "r.h5", [("iteration", {}, body)] * 3)
+    if not forward + backward:
+        return
+    table = phase_table(run)
+    rows, n = layer_energies(table), 0
+    for name, inside in (("forward", forward), ("backward", backward)):
+        if not inside:
+            continue
+        (whole,) = (r for r in rows if (r.level, r.passes) == ("phase", name))
+        (rest,) = (r for r in rows if (r.level, r.passes) == ("rest", name))
+        (of_pass,) = (r for r in table.phases if r.path == f"iteration/{name}")
+        inner = [r for r in table.phases if r.path.startswith(f"iteration/{name}/") and "layer" in r.group]
+        layers_j = sum(r.j_per_batch * r.iterations / of_pass.iterations for r in inner)
+        assert layers_j + rest.j_per_batch == pytest.approx(whole.j_per_batch, rel=1e-9)
+        assert rest.j_per_batch == pytest.approx(of_pass.layer_rest.energy_j, rel=1e-6)  # that of the time in no layer
+        assert rest.j_per_batch > 0
+        assert 0 < rest.u95_j < whole.j_per_batch
+        n += 1
+    assert n
+
+
 # -- the loops of public training programs -----------------------------------------------------------------------------
 
 N = 12
@@ -195,7 +236,6 @@ GAN_ROWS = {
     "iteration": N, "iteration/forward D": 3 * N, "iteration/forward G": N, "iteration/backward D": 2 * N,
     "iteration/backward": N, "iteration/update D": N, "iteration/update G": N,
 }  # fmt: skip
-A = {"model": "A", "batch_size": 64}
 PASSES = [("forward", A), ("backward", A)]
 STEP = [*PASSES, ("update", A)]
 LBFGS = ("update", A, PASSES * 5)
