@@ -946,6 +946,9 @@ def _mixture(run: Run, labels: Sequence[int], outer: NDArray[np.bool_]) -> str:
     return ""
 
 
+_OVERLAP = "phases overlap (several processes or threads): no rest"
+
+
 def _rest(
     seen: _Seen,
     labels: Sequence[int],
@@ -978,6 +981,11 @@ def _rest(
     if np.any(tracks[cover] != NOBODY):
         overlaps |= tracks == NOBODY
     cover &= ~(outer & overlaps)
+    # Of phases that overlap and have others inside, the rests do too: they are more than that of the group.
+    around = outer & p.of([i for i in labels if p.classes[i].shown in told_by_inner and not p.classes[i].overlaps])
+    of_tracks = [around & np.isin(tracks, (track, NOBODY)) for track in present_in(tracks[around])]
+    if any(overlapping(p.begin_ns[own], p.end_ns[own]) for own in of_tracks):
+        return _Rest(note=_OVERLAP)
     with_phases = present_in(tracks[cover])
     ranks = max(seen.sharing(labels), len(with_phases))
     edges = without(*stretches, p.begin_ns[p.magnify], p.end_ns[p.magnify])
@@ -986,7 +994,7 @@ def _rest(
         of_rank = cover & (tracks == track)
         own = as_range(of_rank)
         if overlapping(p.begin_ns[own], p.end_ns[own]):
-            return _Rest(note="phases overlap (several processes or threads): no rest")
+            return _Rest(note=_OVERLAP)
         rest_j += total.energy_j - float(columns.energy_j[own].sum())
         left.append(_left_of(seen, edges, of_rank))
     return _Rest.of(rest_j / ranks, total.energy_j, [e.scaled(1 / ranks) for e in left])
