@@ -390,6 +390,13 @@ class TestCountersInSteps:
         assert accuracy.step_j == pytest.approx(told_j)
         assert accuracy.update_ns == moves_s * 10**9
 
+    def test_steps_that_a_file_rounds_are_found(self, tmp_path):
+        """3200 steps a kWh, four decimals: 0.0003, 0.0006, 0.0009, 0.0013."""
+        steps = [int(100 * t / 1125) / 3200 for t in range(1201)]
+        rows = ["time_s,energy_kWh", *(f"{t},{kwh:.4f}" for t, kwh in enumerate(steps))]
+        accuracy = self.imported(tmp_path, rows).lines["meter"].accuracy
+        assert accuracy.step_j * accuracy.update_ns == pytest.approx(1080e9, rel=0.1)  # times a second, as it is dated
+
     @pytest.mark.slow
     @pytest.mark.parametrize("rest_w", [300, 60])
     @pytest.mark.parametrize(("step_j", "every_s"), [(36, 1), (360, 1), (360, 10), (3600, 1), (3600, 10), (36_000, 1)])
