@@ -390,6 +390,12 @@ class TestCountersInSteps:
         assert accuracy.step_j == pytest.approx(told_j)
         assert accuracy.update_ns == moves_s * 10**9
 
+    def test_seconds_without_a_step_are_no_seconds_without_readings(self, tmp_path):
+        run = self.imported(tmp_path, counter_of(lambda t: 100, 3600))
+        (whole,) = phase_table(run).runs
+        assert 0 < whole.missing_s < 72
+        assert whole.missing_word == "before the first or behind the last step of its counter"
+
     def test_steps_that_a_file_rounds_are_found(self, tmp_path):
         """3200 steps a kWh, four decimals: 0.0003, 0.0006, 0.0009, 0.0013."""
         steps = [int(100 * t / 1125) / 3200 for t in range(1201)]
