@@ -39,7 +39,7 @@ from powerd_analytics.runs.phases import (
     kept,
     number,
 )
-from powerd_analytics.runs.ranks import Ranks, device_identity, note_of, other_programs, ranks_of
+from powerd_analytics.runs.ranks import Ranks, device_identity, note_of, notes_of_runs, other_programs, ranks_of
 from powerd_analytics.runs.run import Progress, Run, no_progress, pick, read_run, recalibrate
 from powerd_analytics.settings import Driver, Setting, settings_of
 from powerd_analytics.table import (
@@ -1130,13 +1130,7 @@ def shared_notes(frame: Frame) -> tuple[str, ...]:
     # A recording says more than a part of it.
     whole = rows[rows["kind"] == "run"]
     rows = whole if len(whole) else rows
-    texts = {f"{r['run']}: {note_of(str(r['device']), str(r['shared']))}": None for r in rows_of(rows)}
-    shown = list(texts)[:_MOST_SHARED]
-    more = len(texts) - len(shown)
-    return (*shown, f"another program was on the device in {more} more runs") if more else tuple(shown)
-
-
-_MOST_SHARED = 5
+    return notes_of_runs(f"{r['run']}: {note_of(str(r['device']), str(r['shared']))}" for r in rows_of(rows))
 
 
 # -- what would make a table wrong -------------------------------------------------------------------------------------

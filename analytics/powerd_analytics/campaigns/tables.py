@@ -29,6 +29,7 @@ from powerd_analytics.campaigns.group_tables import (
 from powerd_analytics.campaigns.journal import History
 from powerd_analytics.campaigns.results import SINGLE, CellFigures, cell_figures, is_single, measured
 from powerd_analytics.export import Table, with_provenance
+from powerd_analytics.runs.ranks import notes_of_runs
 
 _MAKERS: dict[str, Callable[[Design, History, Sequence[CellFigures]], Table]] = {
     "cells": cells_table,
@@ -64,5 +65,8 @@ def campaign_tables(design: Design, history: History, names: Sequence[str] = ())
         tables = [
             replace(t, rows=(), notes=(SINGLE,), bounds=frozenset()) if t.name in OF_THE_BEST else t for t in tables
         ]
-    kinds = {m.result.provenance for m in measured(design, history)}
-    return [with_provenance(table, kinds) for table in tables if len(table) or table.name in names]
+    counted = measured(design, history)
+    kinds = {m.result.provenance for m in counted}
+    beside = notes_of_runs(f"{m.item.key}: {m.result.shared}" for m in counted if m.result.shared)
+    shown = [with_provenance(table, kinds) for table in tables if len(table) or table.name in names]
+    return [replace(table, notes=(*table.notes, *beside)) for table in shown]
