@@ -49,9 +49,9 @@ _OF_ONE_RUN = (
       "sd_j", "power_w", "samples_per_s", "j_per_sample", "samples_per_j", "is_lower_bound", "note")),
     ("totals", "Totals", ("total",), ("device", "iterations", "time_s", "energy_j", "u95_j", "energy_wh", "power_w",
       "edp_js", "ed2p_js2", "eds", "samples_per_s", "j_per_sample", "samples_per_j", "gflops_per_w",
-      "gflops_per_w_executed", "rest_j", "is_lower_bound", "note")),
+      "gflops_per_w_executed", "rest_j", "rest_u95_j", "is_lower_bound", "note")),
     ("run", "Run: phases + rest = whole", ("run",), ("device", "time_s", "energy_j", "u95_j", "energy_wh",
-      "power_w", "phases_j", "rest_j", "missing_s", "is_lower_bound", "note")),
+      "power_w", "phases_j", "rest_j", "rest_u95_j", "missing_s", "is_lower_bound", "note")),
     ("above_idle", "Above idle, beside the whole", ("phase", "total", "run"), ("what", "device", "joules", "idle_w",
       "idle_j", "above_idle_j", "above_idle_u95_j", "is_lower_bound")),
 )  # fmt: skip

@@ -91,6 +91,11 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.slow)
 
 
+_LIBRARIES = (
+    "h5py", "numpy.testing", "pandas", "scipy.optimize", "scipy.stats", "cyclopts", "matplotlib.pyplot", "duckdb",
+)  # fmt: skip
+
+
 def pytest_collection_finish(session):
     """What most tests need is loaded before the first of them, whose time it would count as otherwise.
 
@@ -98,7 +103,16 @@ def pytest_collection_finish(session):
     """
     if not _is_whole(session):
         return
-    for name in ("h5py", "numpy.testing", "pandas", "scipy.optimize", "scipy.stats", "cyclopts", "matplotlib.pyplot"):
+    for name in (
+        "h5py",
+        "numpy.testing",
+        "pandas",
+        "scipy.optimize",
+        "scipy.stats",
+        "cyclopts",
+        "matplotlib.pyplot",
+        "duckdb",
+    ):
         try:
             __import__(name)
         except ImportError:  # the tests that need it are skipped

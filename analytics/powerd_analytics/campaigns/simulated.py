@@ -131,8 +131,10 @@ class Simulated:
             pairs = {name: (float(j), float(s)) for name, (j, s) in phases.items()}
             return _Iteration(sum(s for _, s in pairs.values()), sum(j for j, _ in pairs.values()), 0.0, pairs)
         if "power_w" in row:
-            time_s = float(row["iteration_s"])
-            return _Iteration(time_s, time_s * float(row["power_w"]))
+            time_s = row.get("iteration_s", self.design.simulation.iteration_s)
+            if not isinstance(time_s, int | float):
+                raise ConfigError("simulation.rows: power_w: say iteration_s too")
+            return _Iteration(float(time_s), float(time_s) * float(row["power_w"]))
         how, cards = self.design.simulation, int(levels.get(GPUS, 1))
         cap_w = float(levels.get("power_cap_w", self.card.limits_w[1]))
         f_most = float(levels.get("sm_clock_mhz", self.card.core_mhz[-1])) / self.card.core_mhz[-1]
