@@ -123,11 +123,13 @@ def _start_helper(folder: Path, environment: dict[str, str]) -> subprocess.Popen
     rule = f'{found}[[allow]]\nuser = "{getpass.getuser()}"\ndevices = ["*"]\nsteal = true\n'
     policy = folder / "control.toml"
     replace(policy, rule + 'knobs = ["power_cap", "sm_clock", "mem_clock"]\n', 0o600)
-    command = [sys.executable, "-P", "-m", "powerd_control", "--socket", environment[_CONTROL], "--policy", str(policy)]
+    command = [sys.executable, "-P", "-m", "powerd_control", "--simulated", "--socket", environment[_CONTROL]]
     log = (folder / "control.log").open("wb")
     with log:
         helper = subprocess.Popen(
-            [*command, "--sysfs", str(folder / "no-sysfs")], env={**os.environ, **environment}, stderr=log
+            [*command, "--policy", str(policy), "--sysfs", str(folder / "no-sysfs")],
+            env={**os.environ, **environment},
+            stderr=log,
         )
     for _ in range(200):
         if Path(environment[_CONTROL]).exists():
