@@ -82,6 +82,8 @@ def judge(
             return Verdict.CONFOUNDED, f"{reason} slowed it down for {seconds:.2g} of {evidence.duration_s:.3g} s"
     if knob.endswith("_clock"):
         return _judge_clock(evidence)
+    if knob == "package_power":
+        return Verdict.UNKNOWN, "nothing counts the time at it"
     if knob != "power_cap":
         return (Verdict.SLACK, "") if enforced is not None else (Verdict.UNKNOWN, "the driver does not say")
     if evidence.at_cap_s is None or enforced is None or evidence.duration_s <= 0:

@@ -144,6 +144,7 @@ class TestVerdict:
             ("sm_clock", (1200.0, None, None), Evidence(10, 0, 0, 0, 100, 2), Verdict.CLOCK_MISSED),
             ("sm_clock", (1200.0, None, None), Evidence(10, 0, 0, 0, 0, 0), Verdict.UNKNOWN),
             ("sm_clock", (1200.0, None, None), Evidence(10, 0, 5, 0, 100, 0), Verdict.CONFOUNDED),
+            ("package_power", (50.0, 50.0, 50.0), Evidence(10), Verdict.UNKNOWN),
             ("cpu_governor", ("powersave", "powersave", "powersave"), Evidence(10), Verdict.SLACK),
         ],
     )
