@@ -91,7 +91,9 @@ class Choice:
     u95_saving_pct: float | None
     u95_loss_pct: float | None
     ties: tuple[int, ...] | None
-    """Other rows that cannot be told from it; None where nothing tells."""
+    """Other rows that are as good; None where nothing tells."""
+    ties_within_pct: float | None
+    """By how much of the value one of these may be worse, at most."""
     rows: tuple[int, ...] = ()
     """All that were compared."""
     is_per_sample: bool = False
@@ -229,30 +231,69 @@ def _best_of(
     if not np.isfinite(values[is_there]).all():
         raise AnalysisError(f"{table.name}: energy and time are too large: their metric is no finite number")
     chosen = np.flatnonzero(is_there)
-    found = best_of_means(sign * values[chosen], np.zeros(len(chosen)) if own is None else own[chosen])
-    best = int(chosen[found.row])
-    ties = None
-    if own is not None:
-        ties = tuple(rows[i] for i in chosen[list(found.as_good)] if i != best)
+    found = _of_campaign(table, rows, at, metric, is_there)
+    is_known = found is not None or own is not None
+    if found is None:
+        means = best_of_means(sign * values[chosen], np.zeros(len(chosen)) if own is None else own[chosen])
+        found = {int(i): share for i, share in zip(chosen[list(means.as_good)], means.within, strict=True)}
+        best = int(chosen[means.row])
+    else:
+        best = min(found, key=lambda i: found[i])
+    ties = tuple(rows[i] for i in found if i != best) if is_known else None
     (e_ref, t_ref), e, t = given.reference, float(known.joules[best]), float(known.seconds[best])
+    saving_pct, loss_pct = metrics.energy_saving_pct(e, e_ref), metrics.performance_loss_pct(t, t_ref)
     u_saving, u_loss = (
         None if u is None or known.own_j is None else _u95_ratio_pct(x, u, best, at)
         for x, u in ((known.joules, known.own_j), (known.seconds, known.u95_s))
     )
+    if _is_reference_of_campaign(table, rows[at]) and best != at:
+        (of_e, u_saving), (of_t, u_loss) = (_off_pct(table, rows[best], name) for name in ("e", "time"))
+        saving_pct, loss_pct = -of_e, of_t
     return Choice(
         metric=metric,
         row=rows[best],
         energy_j=e,
         value=float(values[best]),
         u95=None if u95 is None else float(u95[best]),
-        energy_saving_pct=metrics.energy_saving_pct(e, e_ref),
-        performance_loss_pct=metrics.performance_loss_pct(t, t_ref),
-        saving_minus_loss_pct=metrics.saving_minus_loss_pct(e, t, e_ref, t_ref),
+        energy_saving_pct=saving_pct,
+        performance_loss_pct=loss_pct,
+        saving_minus_loss_pct=saving_pct - loss_pct,
         u95_saving_pct=u_saving,
         u95_loss_pct=u_loss,
         ties=ties,
+        ties_within_pct=100 * max(found.values()) if ties else None,
         rows=tuple(rows),
     )
+
+
+def _of_campaign(
+    table: TableFile, rows: Sequence[int], at: int, metric: Merit, is_there: NDArray[np.bool_]
+) -> dict[int, float] | None:
+    """Of the table of a campaign's cells the best of ``rows`` and those as good, with by how much they may be worse, as
+    the campaign says; it knows its runs. None where that is not in the table, or of other rows or another reference."""
+    if metric.within_column not in table.columns:
+        return None
+    if metric.exponents is None and not _is_reference_of_campaign(table, rows[at]):
+        return None
+    within = table.numbers(metric.within_column)[list(rows)]
+    found = {i: share / 100 for i, share in enumerate(within.tolist()) if not math.isnan(share)}
+    is_whole = list(found.values()).count(0.0) == 1 and all(is_there[i] for i in found)
+    return found if is_whole else None
+
+
+def _is_reference_of_campaign(table: TableFile, row: int) -> bool:
+    """Whether a row is what a campaign has compared its cells with, block by block."""
+    names = [merit_of(name).ratio_column for name in ("e", "time")]
+    if not all(name in table.columns and f"u95_{name}" in table.columns for name in names):
+        return False
+    return all(table.numbers(name)[row] == 1 for name in names)
+
+
+def _off_pct(table: TableFile, row: int, name: str) -> tuple[float, float | None]:
+    """What a campaign says a row is off its reference, in per cent, and its U95."""
+    column = merit_of(name).ratio_column
+    ratio, u95 = (float(table.numbers(text)[row]) for text in (column, f"u95_{column}"))
+    return 100 * (ratio - 1), None if math.isnan(u95) else 100 * u95
 
 
 def _u95_ratio_pct(x: Values, u95: Values, best: int, at: int) -> float:
@@ -336,6 +377,7 @@ def picked_rows(table: TableFile, request: Request, choices: Sequence[Choice]) -
         row |= {"energy_saving_pct": c.energy_saving_pct, "u95_energy_saving_pct": c.u95_saving_pct}
         row |= {"performance_loss_pct": c.performance_loss_pct, "u95_performance_loss_pct": c.u95_loss_pct}
         row |= {"saving_minus_loss_pct": c.saving_minus_loss_pct, "ties": _ties_text(table, request, c)}
+        row |= {"ties_within_pct": c.ties_within_pct}
         rows.append(row | _without_u95(request.factors.of(c.energy_j, None)))
     computed = pd.DataFrame(rows, dtype=object)
     picked = table.cells.iloc[[c.row for c in choices]].reset_index(drop=True)
@@ -380,7 +422,8 @@ def pick_table(table: TableFile, request: Request, choices: Sequence[Choice]) ->
         )
         if c.ties:
             place = " ".join([*map(str, of_group.values()), c.metric.name])
-            notes.append(f"{place}: not to be told from {shown['ties']}")
+            most = "" if c.ties_within_pct is None else f", at most {c.ties_within_pct:.2g} % worse"
+            notes.append(f"{place}: not to be told from {shown['ties']}{most}")
     if any(c.ties is None for c in choices):
         notes.append("ties are not known: the table does not say how sure all joules are (u95_j)")
     return make_table("pick", f"Best of {table.name}", columns, rows, notes)

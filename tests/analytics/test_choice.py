@@ -164,7 +164,7 @@ def test_ties_are_those_of_the_rule(tmp_path_factory, figures, metric):
     (e0, t0, _) = figures[0]
 
     def value(e, t):
-        k, most = asked.k, 100 + len(figures) - 1
+        k, most = asked.k or 2.0, 100 + len(figures) - 1
         return {
             "e": e, "time": t, "edp": e * t, "ed2p": e * t * t, "eds": metrics.eds(e, t, e0, t0, k),
             "sml": -metrics.saving_minus_loss_pct(e, t, e0, t0), "cost": metrics.zeus_cost_j(e, t, most),

@@ -414,28 +414,23 @@ class Campaign:
 
     @cached_property
     def marks(self) -> Mapping[Cell, Mapping[str, float]]:
-        """By cell and figure of merit (`within_column`) by how many per cent it may be worse than the best of its
-        group, where it is as good: 0 at the best. Whoever shows a best setting of these cells reads it from here."""
+        """By cell and figure of merit (`Merit.within_column`) by how many per cent it may be worse than the best of its
+        group, where it is as good."""
         found: dict[Cell, dict[str, float]] = {}
         for group in self.groups if not is_single(self.history) else ():
             for name in OF_A_SWEEP if len(group.cells) > 1 else ():
                 if group.reference is None and name.startswith("eds"):
                     continue
                 for cell, within in self.best(group, name).within.items():
-                    found.setdefault(cell, {})[within_column(name)] = 100 * within
+                    found.setdefault(cell, {})[merit_of(name).within_column] = 100 * within
         return found
-
-
-def within_column(metric: str) -> str:
-    """What the column is called that says which cell is best by a figure of merit, and which are as good."""
-    return f"{metric.replace(':', '_')}_within_pct"
 
 
 def ratio_cells(f: CellFigures) -> dict[str, TableCell]:
     """``NAME_ratio`` and its U95 of each figure of merit."""
     found: dict[str, TableCell] = {}
     for name, figure in f.ratios.items():
-        own = f"{name.replace(':', '_')}_ratio"
+        own = merit_of(name).ratio_column
         found |= {own: figure.value, f"u95_{own}": figure.u95}
     return found
 

@@ -57,6 +57,17 @@ class Merit:
     is_highest: bool = False
 
     @property
+    def ratio_column(self) -> str:
+        """Of its ratio to the reference, block by block, in the cells of a campaign; ``u95_`` before it is its U95."""
+        return f"{self.name.replace(':', '_')}_ratio"
+
+    @property
+    def within_column(self) -> str:
+        """Of the per cent by which a cell of a campaign may be worse than the best one: 0 at the best, empty where it
+        is not as good. Whoever shows the best of these cells reads it from there."""
+        return f"{self.name.replace(':', '_')}_within_pct"
+
+    @property
     def is_relative(self) -> bool:
         """Whether energy and time as ratios to a reference say it."""
         return self.of is None

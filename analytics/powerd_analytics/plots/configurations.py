@@ -30,6 +30,7 @@ from powerd_analytics.figures import (
     together,
 )
 from powerd_analytics.frame.figure import Record, figure_of, number_of
+from powerd_analytics.frame.merits import Merit, merit_of
 from powerd_analytics.metrics import edp_js, eds, pareto_front
 from powerd_analytics.plots.style import (
     HATCHES,
@@ -49,7 +50,7 @@ from powerd_analytics.plots.style import (
 )
 from powerd_analytics.published import CAPS_W, ENERGY_J, TIME_S, TableFile, published_frame
 from powerd_analytics.repeats import averaged, of_a_batch, without_gflops
-from powerd_analytics.text import digits
+from powerd_analytics.text import digits, parsed
 from powerd_analytics.trainings import Length, prepared, without_summands
 from powerd_core.errors import AnalysisError
 
@@ -353,20 +354,40 @@ def _curves(ax: Axes, same: Sequence[Record], ref: Record, ks: Sequence[float], 
     of_eds = {f"EDS (k = {k:g})": (colour, k) for k, colour in zip(ks, _EDS, strict=False)}
     curves = {name: (colour, 2.0) for name, colour in _CURVES.items()} | of_eds
     for (curve, (colour, k)), marker in zip(curves.items(), "osDx^v<>", strict=False):
-        values, u95 = zip(*(_relative(r, ref, curve.partition(" ")[0], k) for r in same), strict=True)
+        merit = merit_of(f"eds:{k:g}" if curve.startswith("EDS") else _MERIT_OF.get(curve, "e"))
+        values, u95 = zip(*(_relative(r, ref, curve.partition(" ")[0], merit) for r in same), strict=True)
         ax.errorbar(caps, values, yerr=u95 if any(u95) and few else None, color=colour, marker=marker, lw=1.2,
                     ms=4 if few else 2.5, capsize=2, label=curve)  # fmt: skip
         if curve != "power":
-            least = int(np.argmin(values))
+            least = _best_of(same, merit, values)
             ax.plot(caps[least], values[least], marker="o", ms=10, mfc="none", mec=colour, ls="none")
     ax.axhline(1.0, color="#999999", lw=0.8, ls=":")
     ax.set_xlabel(f"{what} ({unit})")
     ax.set_ylabel("relative to the reference (1)")
 
 
-def _relative(row: Record, ref: Record, curve: str, k: float) -> tuple[float, float]:
-    """A figure over the reference's with its 95 % half-width: errors of both taken as independent, none for the
-    reference itself."""
+_MERIT_OF = {"energy": "e", "time": "time", "EDP": "edp"}
+
+
+def _best_of(same: Sequence[Record], merit: Merit, values: Sequence[float]) -> int:
+    """The row that its campaign calls the best, else the least one."""
+    marked = [i for i, row in enumerate(same) if _said(row, merit.within_column) == 0]
+    return marked[0] if len(marked) == 1 else int(np.argmin(values))
+
+
+def _said(row: Record, name: str) -> float | None:
+    """A number of a column that a frame has as number or, from a table, as text."""
+    value = row.get(name)
+    return parsed(value) if isinstance(value, str) else number_of(row, name)
+
+
+def _relative(row: Record, ref: Record, curve: str, merit: Merit) -> tuple[float, float]:
+    """A figure over the reference's with its 95 % half-width: as its campaign says, by blocks; else errors of both
+    taken as independent, none for the reference itself."""
+    ratio = _said(row, merit.ratio_column)
+    if curve != "power" and ratio is not None and _said(ref, merit.ratio_column) == 1:
+        return ratio, _said(row, f"u95_{merit.ratio_column}") or 0.0
+    k = merit.k or 2.0
     ((e, u_e), (t, u_t)), ((e0, u_e0), (t0, u_t0)) = (
         [(value or 0.0, u95 or 0.0) for value, u95 in (_energy(r), _time(r))] for r in (row, ref)
     )
