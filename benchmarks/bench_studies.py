@@ -41,7 +41,7 @@ from published import (
     zeus,
 )
 
-from powerd_analytics.campaigns.design import design_of
+from powerd_analytics.campaigns.campaign_file import design_of
 from powerd_analytics.campaigns.findings import findings
 from powerd_analytics.campaigns.groups import scalings
 from powerd_analytics.campaigns.journal import Journal, read_history

@@ -13,9 +13,9 @@ from support.bare_machine import (  # noqa: F401 -- fixtures of every test
     pytest_make_collect_report,
     pytest_runtest_makereport,
 )
-from support.tiers import (  # noqa: F401 -- hooks and a fixture of every test
-    _libraries_are_loaded,
+from support.tiers import (  # noqa: F401 -- hooks of every test
     pytest_addoption,
+    pytest_collection_finish,
     pytest_configure,
     pytest_ignore_collect,
     pytest_runtest_protocol,

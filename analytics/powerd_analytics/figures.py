@@ -32,7 +32,7 @@ from powerd_analytics.metrics import eds, gflops_per_w_paper
 from powerd_analytics.runs.accuracy import BEST, Series, series_of
 from powerd_analytics.runs.in_force import ENFORCED_CAP, Enforced
 from powerd_analytics.runs.phases import EXECUTED, LAYER, OPERATIONS, PhaseClass, kept, number
-from powerd_analytics.runs.ranks import Ranks, device_identity, note_of, other_programs, ranks_of
+from powerd_analytics.runs.ranks import Ranks, device_identity, note_of, notes_of_runs, other_programs, ranks_of
 from powerd_analytics.runs.run import Progress, Run, no_progress, pick, read_run, recalibrate
 from powerd_analytics.settings import Driver, Setting, settings_of
 from powerd_analytics.table import (
@@ -207,6 +207,7 @@ _COLUMNS: tuple[tuple[Any, ...], ...] = (
     ("gflops_basis", "text", "", "again", "first", "whose joules it divides by", "over the joules of"),
     ("phases_j", "number", "J", "mean", "none", "of runs: joules in the outermost phases", "phases J", "≥"),
     ("rest_j", "number", "J", "mean", "sum", "joules in no phase inside", "rest J", "≥"),
+    ("rest_u95_j", "number", "J", "none", "none", "95 % interval of rest_j in one run", "± U95 rest"),
     ("missing_s", "number", "s", "mean", "sum", "seconds without readings", "missing s"),
     ("off_by_j", "number", "J", "mean", "sum",
      "the most that missing readings can have done; the 95 % interval holds what they are likely to have done"),
@@ -227,7 +228,8 @@ class Rules:
 
 COLUMNS: dict[str, Column] = {c[0]: Column(c[0], c[1], c[2], *c[5:]) for c in _COLUMNS}
 COLUMNS["is_lower_bound"] = replace(COLUMNS["is_lower_bound"], is_hidden=True)
-COLUMNS["u95_j"] = replace(COLUMNS["u95_j"], is_uncertainty=True)
+for _name in ("u95_j", "rest_u95_j"):
+    COLUMNS[_name] = replace(COLUMNS[_name], is_uncertainty=True)
 _SETTINGS = (
     "host", "program", "model", "batch_size", "gpus", "ranks", "device", "device_name", "provenance", "power_cap_w",
     "power_cap_in_run", "clock_hz", "memory_clock_hz", "timing", "gflops_basis", "runs",
@@ -858,8 +860,8 @@ def _stated(attributes: Mapping[str, Any], setting: Enforced | None = None) -> d
 
 _SAME_NAMES = (
     "phase", "timing", "method", "iterations", "n", "s_per_batch", "j_per_batch", "u_statistical_j", "u_systematic_j",
-    "rectangle_j", "samples_per_batch", "samples_per_s", "time_s", "energy_j", "phases_j", "rest_j", "missing_s",
-    "off_by_j", "ranks_counted", "is_lower_bound", "provenance", "sd_s", "sd_j", "is_iteration",
+    "rectangle_j", "samples_per_batch", "samples_per_s", "time_s", "energy_j", "phases_j", "rest_j", "rest_u95_j",
+    "missing_s", "off_by_j", "ranks_counted", "is_lower_bound", "provenance", "sd_s", "sd_j", "is_iteration",
     "batches_per_optimizer_step",
 )  # fmt: skip
 """Columns that a row of the table has under the same name."""
@@ -988,13 +990,7 @@ def shared_notes(frame: Frame) -> tuple[str, ...]:
     # A recording says more than a part of it.
     whole = rows[rows["kind"] == "run"]
     rows = whole if len(whole) else rows
-    texts = {f"{r['run']}: {note_of(str(r['device']), str(r['shared']))}": None for r in rows_of(rows)}
-    shown = list(texts)[:_MOST_SHARED]
-    more = len(texts) - len(shown)
-    return (*shown, f"another program was on the device in {more} more runs") if more else tuple(shown)
-
-
-_MOST_SHARED = 5
+    return notes_of_runs(f"{r['run']}: {note_of(str(r['device']), str(r['shared']))}" for r in rows_of(rows))
 
 
 # -- what would make a table wrong -------------------------------------------------------------------------------------

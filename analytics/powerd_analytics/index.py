@@ -178,7 +178,8 @@ class Index:
     def table(self, columns: Iterable[str]) -> pa.Table:
         """All rows of these columns; a column that a former release did not know is null."""
         try:
-            table = pq.read_table(self.path, columns=[name for name in columns if name in self.columns])
+            known = [name for name in columns if name in self.columns]
+            table = pq.read_table(self.path, columns=known, partitioning=None)  # a folder model=none says nothing of it
         except (pa.ArrowException, OSError) as error:
             raise RunFileError(f"{self.path} is damaged ({error}): {AGAIN}") from error
         for unknown in arrow_schema(INDEX_COLUMNS[name] for name in columns if name not in self.columns):

@@ -16,7 +16,7 @@ from math import hypot
 from types import MappingProxyType
 from typing import Any
 
-from powerd_analytics.energy.uncertainty import Estimate
+from powerd_analytics.energy.uncertainty import ROUNDING, Estimate
 from powerd_analytics.export import Column, Table, make_table
 from powerd_analytics.operations.counts import BYTES_PER_VALUE, EXECUTED, PAPER, OperationCount, Work
 from powerd_analytics.runs.phases import LAYER
@@ -28,6 +28,7 @@ from powerd_core.errors import AnalysisError
 
 PASSES = ("forward", "backward")
 BOTH = "forward+backward"
+REST = "rest"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,8 @@ class LayerEnergy:
     """
 
     level: str
-    """``layer``, ``phase`` (a whole pass) or ``model`` (forward and backward)."""
+    """``layer``, ``rest`` (what of a pass is in no layer), ``phase`` (a whole pass) or ``model`` (forward and
+    backward)."""
     group: Mapping[str, Any]
     layer: str
     kind: str
@@ -166,11 +168,12 @@ def _of_group(group: Mapping[str, Any], rows: Sequence[PhaseRow], counts: _Count
             of = row.path.split("/")[-2] if "/" in row.path else ""
             parts.append(_energy(group, row, of, _calls(row, around), LAYER, name, kind))
         energies += [*parts, *_both(parts, LAYER)]
-    passes = []
+    passes, rests = [], []
     for path, row in around.items():
         if (of := path.rpartition("/")[2]) in PASSES:
             passes.append(_energy(group, row, of, 1.0, "phase", "", ""))
-    energies += [*passes, *_both(passes, "model")]
+            rests += _rest(passes[-1], row, [r for same in layers.values() for r in same], around)
+    energies += [*rests, *_both(rests, REST), *passes, *_both(passes, "model")]
     return [counts.joined(entry) for entry in energies] if counts else energies
 
 
@@ -185,6 +188,29 @@ def _energy(
         level, group, name, kind, of, row.device, row.provenance, calls, s_per_batch, energy, row.is_lower_bound,
         row.note,
     )  # fmt: skip
+
+
+def _rest(
+    whole: LayerEnergy, row: PhaseRow, layers: Sequence[PhaseRow], around: Mapping[str, PhaseRow]
+) -> list[LayerEnergy]:
+    """What a pass has beside the layers in it, so that they and the rest are all of it. How sure that is follows from
+    the time in no layer; for layers that are not resolvable there is a note. None where no layers are in the pass."""
+    inside = [r for r in layers if r.path.startswith(f"{row.path}/")]
+    if row.j_per_batch is None or row.layer_rest is None or not inside:
+        return []
+    untold = list(dict.fromkeys(str(r.group[LAYER]) for r in inside if r.j_per_batch is None))
+    told_j = told_s = 0.0
+    for r in inside:
+        is_right_inside = r.path.rpartition("/")[0] == row.path
+        calls = _calls(r, around) if is_right_inside else r.iterations / (row.iterations or 1)
+        if r.j_per_batch is not None:
+            told_j, told_s = told_j + calls * r.j_per_batch, told_s + calls * (r.s_per_batch or 0.0)
+    rest_j, rest_s = row.j_per_batch - told_j, (row.s_per_batch or 0.0) - told_s
+    if abs(rest_j) <= ROUNDING * len(inside) * row.j_per_batch:
+        rest_j = 0.0
+    energy = replace(row.layer_rest, energy_j=rest_j)
+    note = f"with {len(untold)} layers that are not resolvable: {', '.join(untold[:3])}" if untold else ""
+    return [replace(whole, level=REST, layer="(rest)", s_per_batch=max(rest_s, 0.0), energy=energy, note=note)]
 
 
 def _both(parts: Sequence[LayerEnergy], level: str) -> list[LayerEnergy]:
@@ -230,6 +256,8 @@ class _Counts:
 
     def joined(self, entry: LayerEnergy) -> LayerEnergy:
         """A layer's, pass's or model's energy with its operations."""
+        if entry.level == REST:
+            return entry
         passes = PASSES if entry.passes == BOTH else (entry.passes,)
         names = [entry.layer] if entry.level == LAYER else list(self.rows)
         if entry.passes not in (*PASSES, BOTH):

@@ -33,10 +33,11 @@ from powerd_analytics.pivots import CONVENTION, U95, PivotRequest, gain_table, m
 from powerd_analytics.repeats import averaged
 from powerd_analytics.runs.accuracy import Target
 from powerd_analytics.runs.phases import LAYER
+from powerd_analytics.settings import ENFORCED
 from powerd_analytics.table import NOT_OF_SAMPLES
 from powerd_analytics.trainings import Length, prepared, without_summands, without_sums
 from powerd_core.errors import AnalysisError, ConfigError
-from powerd_core.verdict import Verdict
+from powerd_core.verdict import CLOCK_STEP_MHZ, Verdict
 
 if TYPE_CHECKING:
     from powerd_analytics.cards import Cards
@@ -49,9 +50,9 @@ _OF_ONE_RUN = (
       "sd_j", "power_w", "samples_per_s", "j_per_sample", "samples_per_j", "is_lower_bound", "note")),
     ("totals", "Totals", ("total",), ("device", "iterations", "time_s", "energy_j", "u95_j", "energy_wh", "power_w",
       "edp_js", "ed2p_js2", "eds", "samples_per_s", "j_per_sample", "samples_per_j", "gflops_per_w",
-      "gflops_per_w_executed", "rest_j", "is_lower_bound", "note")),
+      "gflops_per_w_executed", "rest_j", "rest_u95_j", "is_lower_bound", "note")),
     ("run", "Run: phases + rest = whole", ("run",), ("device", "time_s", "energy_j", "u95_j", "energy_wh",
-      "power_w", "phases_j", "rest_j", "missing_s", "is_lower_bound", "note")),
+      "power_w", "phases_j", "rest_j", "rest_u95_j", "missing_s", "is_lower_bound", "note")),
     ("above_idle", "Above idle, beside the whole", ("phase", "total", "run"), ("what", "device", "joules", "idle_w",
       "idle_j", "above_idle_j", "above_idle_u95_j", "is_lower_bound")),
 )  # fmt: skip
@@ -238,8 +239,9 @@ def field_tables(
     is_whole = "s_per_training" in frame
     # Of trainings over several machines seconds are the mean over the ranks, beside the fastest and the slowest.
     spread = ["s_per_batch_min", "s_per_batch_max"] if figures["machines"].notna().any() else []
-    time = ["s_per_batch", "u95_s_per_batch", *spread, "samples_per_s"]
-    energy = ["j_per_batch", "u95_j_per_batch", "power_w"]
+    clocks = _measured_clocks(means)
+    time = ["s_per_batch", "u95_s_per_batch", *spread, "samples_per_s", *clocks]
+    energy = ["j_per_batch", "u95_j_per_batch", "power_w", *clocks]
     if is_whole:
         time.append("s_per_training")
         energy += ["j_per_training", "u95_j_per_training", *factors.columns]
@@ -269,7 +271,7 @@ def _totals(means: Frame, factors: Factors, *, is_whole: bool) -> Table:
     is_equal = is_whole or bool((work[compared].groupby(totals["model"].fillna("")).nunique() <= 1).all())
     figures = [*_OF_TRAINING, *factors.columns] if is_equal else ["iterations", *_OF_A_SAMPLE]
     figures += ["samples_per_s", "gflops_per_w", "u95_gflops_per_w", "gflops_basis"]
-    figures += ["verdict"] if totals["is_held"].fillna(False).any() else []
+    figures += _measured_clocks(totals) + (["verdict"] if totals["is_held"].fillna(False).any() else [])
     notes = factors.notes
     title = "Totals of the whole training" if is_whole else "Totals of what was recorded"
     if not is_equal:
@@ -281,6 +283,17 @@ def _totals(means: Frame, factors: Factors, *, is_whole: bool) -> Table:
         return table
     columns = tuple(replace(c, is_hidden=c.is_hidden or c.name == "gflops_basis") for c in table.columns)
     return replace(table, columns=columns, notes=(*table.notes, f"GFLOPS/W: over the joules of {bases[0]}"))
+
+
+def _measured_clocks(frame: Frame) -> list[str]:
+    """The columns of clocks that were measured beside those that were locked, where a lock was not reached: a cap may
+    hold a clock below it."""
+    off = {
+        name: (frame[f"{name}_basis"] == ENFORCED)
+        & ((frame[f"{name}_observed_hz"] - frame[f"{name}_hz"]).abs() > 1e6 * CLOCK_STEP_MHZ)
+        for name in ("clock", "memory_clock")
+    }
+    return [f"{name}_observed_hz" for name, is_off in off.items() if is_off.fillna(False).any()]
 
 
 def _efficiency_tables(frame: Frame, gain: tuple[str, str] | None, ignore: Sequence[str]) -> list[Table]:

@@ -358,7 +358,7 @@ def _sum_of_machines(
     whole = sum_of_figures(figures, [id(at[place]) for place, _ in parts]) if is_known else None
     row |= (
         joules_columns(name, whole)
-        | {"rest_j": rest_j if whole else None, "j_per_batch": None}
+        | {"rest_j": rest_j if whole else None, "rest_u95_j": None, "j_per_batch": None}
         | ({} if is_total or whole is None else {"j_per_batch": whole.value})
     )
     if whole is None:

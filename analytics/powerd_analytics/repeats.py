@@ -45,7 +45,8 @@ CAP_STEP_W = 0.5
 _STEPS = {"power_cap_w": CAP_STEP_W, "clock_hz": 1e5, "memory_clock_hz": 1e5}
 """By factor, what is rounded away: clocks are whole megahertz."""
 OF_ALL_BATCHES = (
-    "energy_j", "u95_j", "u_statistical_j", "u_systematic_j", "rectangle_j", "time_s", "rest_j", "missing_s", "off_by_j"
+    "energy_j", "u95_j", "u_statistical_j", "u_systematic_j", "rectangle_j", "time_s", "rest_j", "rest_u95_j",
+    "missing_s", "off_by_j",
 )  # fmt: skip
 """Columns of a total that grow with its batches."""
 WHOLE = ("run",)

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from powerd_analytics.runs.phases import LAYER, kept
-from powerd_analytics.runs.ranks import note_of, other_programs
+from powerd_analytics.runs.ranks import notes_of_run
 from powerd_analytics.runs.run import Progress, Run, no_progress, read_run
 from powerd_analytics.table import (
     ITERATION,
@@ -198,8 +198,9 @@ def joules_text(row: RunRow) -> str:
 
 
 def result_lines(path: Path) -> list[str]:
-    """The result of a run in at most three lines: the joules of its table, the shares of its phases, what to do next;
-    and a line on the sensors of a device that failed, and on another program that was on it.
+    """The result of a run in at most three lines: the joules of its table, the shares of its phases, and what to do
+    next, behind what makes the joules weaker: sensors that failed, another program on the device. Of several such
+    things the first is said, and `joules info` and the tables say all.
 
     What that takes is bounded by the readings that the regression sees, here as in every table.
     """
@@ -224,11 +225,12 @@ def result_lines(path: Path) -> list[str]:
     warnings = sum(m.get("level") in ("warning", "error") for m in run.messages)
     lost = [_missing(main)] if _missing(main) else []
     lost += ["incomplete"] * (not run.is_complete) + [f"{warnings} warning{'s' * (warnings > 1)}"] * (warnings > 0)
-    last = f"  next: joules {'info' if warnings else 'tables'} {quote(name)}" + f" ({', '.join(lost)})" * bool(lost)
-    told = [row.faults for row in rows]
-    told += [note_of(row.device, other_programs(run, row.device, run.begin_ns, run.end_ns)) for row in rows]
-    beside = [f"  {text}" for text in dict.fromkeys(told) if text]
-    return [printable(line) for line in (first, _shares(run, table, main), *beside, last)]
+    told = [*(row.faults for row in rows), *notes_of_run(run)]
+    first_told, *others = [*dict.fromkeys(text for text in told if text)] or [""]
+    beside = (f"{first_told}; " + f"{len(others)} more; " * bool(others)) * bool(first_told)
+    command = "info" if warnings or first_told else "tables"
+    last = f"  {beside}next: joules {command} {quote(name)}" + f" ({', '.join(lost)})" * bool(lost)
+    return [printable(line) for line in (first, _shares(run, table, main), last)]
 
 
 def _missing(row: RunRow) -> str:

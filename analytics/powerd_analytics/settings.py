@@ -182,7 +182,9 @@ class Settings:
             begin_ns, end_ns = int(phases.begin_ns.min()), int(phases.end_ns.max())
         cap_note = self.power_cap(device, begin_ns, end_ns, {})[1]
         changes = self._clock_changes(driver, begin_ns, end_ns)
-        return joined(self._held_note(device), cap_note, *changes, self._contradiction(driver))
+        return joined(
+            self._held_note(device), self._unasked_note(device), cap_note, *changes, self._contradiction(driver)
+        )
 
     def _held_note(self, device: str) -> str:
         """What was held while the phases ran, and the verdict on it: ``power cap 120 W held: honoured, binding``."""
@@ -191,11 +193,32 @@ class Settings:
             return ""
         span = (int(phases.begin_ns.min()), int(phases.end_ns.max()), None)
         driver = self._driver(device)
-        held = {s.knob: s for t_ns, s in self._events if s.device == driver and t_ns <= span[1]}
-        texts = [f"{_noun(s)} {s.asked:g} {s.unit} held" for s in held.values() if s.asked is not None]
+        told = {s.knob: s for t_ns, s in self._events if s.device == driver and t_ns <= span[1]}
+        held = [s for s in told.values() if s.asked is not None]
+        texts = [f"{_noun(s)} {s.asked:g} {s.unit} held{self._beside(driver, s, span)}" for s in held]
         cap, _ = self.power_cap(device, span[0], span[1], {})
         verdict, why, is_held = self.verdict(device, span, cap)
         return f"{' and '.join(texts) or 'a lease'}: {joined(verdict, why)}" if is_held else ""
+
+    def _beside(self, driver: str, held: KnobSetting, span: tuple[int, int, Enforced | None]) -> str:
+        """The clock that was measured, where it was off its lock: a cap may hold it below."""
+        clock, asked_mhz = _CLOCKS.get(held.knob), held.asked
+        observed_hz = self._clock(driver, clock.line, span)[0] if clock is not None else None
+        if observed_hz is None or asked_mhz is None or abs(observed_hz * 1e-6 - asked_mhz) <= CLOCK_STEP_MHZ:
+            return ""
+        return f" ({observed_hz * 1e-6:.0f} MHz measured)"
+
+    def _unasked_note(self, device: str) -> str:
+        """A power cap that nobody asked for in this run, and that is not the device's own."""
+        driver, phases = self._driver(device), self._run.phases
+        is_asked = any(s.device == driver and s.knob == "power_cap" for _, s in self._events)
+        if not len(phases) or is_asked or any("power_cap_w" in kind.attributes for kind in phases.classes):
+            return ""
+        enforced_w = self.power_cap(device, int(phases.begin_ns.min()), int(phases.end_ns.max()), {})[0].enforced
+        default_w = self.driver(device).default_power_limit_w
+        if not _differs(enforced_w, default_w):
+            return ""
+        return f"a power cap of {watts_text(enforced_w)} was in force, not the default of {watts_text(default_w)}"
 
     def _clock_changes(self, driver: str, begin_ns: int, end_ns: int) -> Iterator[str]:
         for knob, clock in _CLOCKS.items():
@@ -354,6 +377,8 @@ class Settings:
         if not verdicts:
             return "", "", False
         verdict, why = worst(verdicts)
+        if verdict is Verdict.UNKNOWN and not evidence.duration_s and self._counts(driver):
+            why = "too short for the driver's counters, which are read now and then: a run should last some seconds"
         return verdict.value, why, bool(held)
 
     def _judge(
@@ -382,6 +407,10 @@ class Settings:
                 counted[name] = float(np.diff(seconds)[own].sum())
         return Evidence(duration_s, counted.get("at_cap_s"), counted.get("thermal_s"), counted.get("brake_s"))
 
+    def _counts(self, driver: str) -> bool:
+        """Whether there are channels of what the driver counts at its limits."""
+        return any(line.name.endswith(f".{_LIMITED['at_cap_s']}") for line in self._lines(driver))
+
     def _looks(
         self, driver: str, suffix: str, asked_mhz: float, span: tuple[int, int, Enforced | None]
     ) -> tuple[int, int]:
@@ -397,8 +426,14 @@ class Settings:
         """Readings of a clock in hertz, and what the driver told in the same scans of why it was so."""
         t_ns, clock_hz = self._series(driver, suffix, span)
         events_ns, reasons = self._series(driver, "clock_events", span)
-        _, mine, theirs = np.intersect1d(t_ns // _SCAN_NS, events_ns // _SCAN_NS, return_indices=True)
-        return clock_hz[mine], reasons[theirs].astype(np.int64)
+        if not len(events_ns):
+            return clock_hz[:0], np.zeros(0, np.int64)
+        after = np.searchsorted(events_ns, t_ns).clip(max=len(events_ns) - 1)
+        before = (after - 1).clip(0)
+        is_before = np.abs(events_ns[before] - t_ns) < np.abs(events_ns[after] - t_ns)
+        near = np.where(is_before, before, after)
+        is_same_scan = np.abs(events_ns[near] - t_ns) <= _SCAN_NS
+        return clock_hz[is_same_scan], reasons[near[is_same_scan]].astype(np.int64)
 
     def _series(
         self, driver: str, suffix: str, span: tuple[int, int, Enforced | None]
@@ -441,7 +476,7 @@ _TAKEN = ("yielded", "lost")
 """States of a lease whose value is not in force any more (`powerd_core.lease.State`)."""
 _IDLE, _SLOWED = 0x1, 0x4 | 0x8 | 0x20 | 0x40 | 0x80
 """Bits of nvmlClocksEventReasons: nothing to do; the power cap, heat or the power brake."""
-_SCAN_NS = 5_000_000
+_SCAN_NS = 20_000_000
 """The channels of one scan are read within this."""
 
 

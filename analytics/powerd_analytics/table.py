@@ -152,6 +152,11 @@ class PhaseRow:
     """Whether these phases are the iterations of a training."""
     rest_j: float | None = None
     """Of ``j_per_batch``, what no phase inside has; None where none is inside. Layers and what overlaps are none."""
+    rest_u95_j: float | None = None
+    """That of the time in no phase inside: what it and the phases have wrong alike is in it once. None where that time
+    has other joules than ``rest_j``: phases inside overlap, or were repeated alone, or too many are not resolvable."""
+    layer_rest: Estimate | None = None
+    """Of ``j_per_batch``, what no layer inside has; None where no layers are inside."""
     holds_others: bool = False
     """Whether phases of other groups are inside, so that its joules are more than its group's."""
     own: Mapping[str, Any] | None = None
@@ -207,6 +212,8 @@ class TotalRow:
     """Iterations a step of the optimizer, where gradients of several are accumulated."""
     ranks_counted: int = 1
     """Ranks whose iterations ``iterations`` counts: of those that share the device, the ones with such phases."""
+    rest_u95_j: float | None = None
+    """As that of a `PhaseRow`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +254,8 @@ class RunRow:
     magnified_j: float | None = None
     """The part of ``phases_j`` in which `Meter.magnify` repeated phases, which is in no group's total."""
 
+    rest_u95_j: float | None = None
+    """As that of a `PhaseRow`."""
     lines: tuple[LineOfRun, ...] = ()
     """The lines that feed the device: their joules add up to its own."""
 
@@ -667,13 +676,12 @@ def _phase_row(seen: _Seen, label: int, name: str, ranks: int) -> PhaseRow:
     s_mean = float(columns.duration_s[ended].mean()) if ended.any() else None
     clip = clipped(part, p.begin_ns, p.end_ns, ended)
     magnified = magnified_kinds(seen.run, part).get(label)
-    mean, shares, method, rest_j, note_of_rest = None, "", INTEGRAL, None, ""
+    mean, shares, method, rest, layer_rest = None, "", INTEGRAL, _Rest(), None
     if s_mean and seen.is_told[label]:
         # Those left out are the short ones: the mean power holds for them too, the mean energy does not.
         scale = s_mean / float(columns.duration_s[used].mean()) / ranks
         mean = without_rounding(_mean_by_rank(columns, used, seen.tracks).scaled(scale))
-        rest_j = _rest_inside(seen, used, scale)
-        note_of_rest = _parts_exceed(rest_j, mean.energy_j)
+        rest, layer_rest = _rest_inside(seen, used, scale), _layer_rest(seen, used, scale)
         note = phase_note(columns, of_kind, p.cut, clip)
         slowest = max(part.signals, key=lambda s: s.resolution_ns)
         is_folded = s_mean * 1e9 < READINGS_INSIDE * slowest.resolution_ns
@@ -715,30 +723,86 @@ def _phase_row(seen: _Seen, label: int, name: str, ranks: int) -> PhaseRow:
         off_by_j=float(columns.off_by_j[used].mean()) / ranks if used.any() else 0.0,
         sd_s=_spread(columns.duration_s[ended]),
         sd_j=_spread(columns.energy_j[used] / ranks) if mean and not clip else None,
-        note=joined(shares, note, note_of_rest, clip.note(has_number=mean is not None), seen.setting_note([label])),
+        note=joined(shares, note, rest.note, clip.note(has_number=mean is not None), seen.setting_note([label])),
         ranks=ranks,
         method=method,
-        rest_j=rest_j,
+        rest_j=rest.energy_j,
+        rest_u95_j=None if clip else rest.u95_j,
+        layer_rest=layer_rest,
     )
 
 
-def _rest_inside(seen: _Seen, used: NDArray[np.bool_], scale: float) -> float | None:
+@dataclass(frozen=True, slots=True)
+class _Rest:
+    """Joules that the parts of something leave of it; with a note where they are more than it."""
+
+    energy_j: float | None = None
+    u95_j: float | None = None
+    note: str = ""
+
+    @classmethod
+    def of(cls, rest_j: float, whole_j: float, left: Sequence[Estimate], scale: float = 1.0) -> _Rest:
+        """``left``: of each rank the energy of the time that no part has, which is the rest but where parts overlap.
+        Ranks see the same readings, so that their energies are off together."""
+        if abs(rest_j) <= ROUNDING * abs(whole_j):
+            rest_j = 0.0
+        together = Estimate(*(sum(getattr(e, f.name) for e in left) for f in fields(Estimate)))
+        is_same = abs(together.energy_j - rest_j) <= _SAME_REST * abs(whole_j) and not np.isnan(together.u95_j)
+        u95_j = known(together.u95_j, whole_j) * scale if is_same else None
+        exceeds = rest_j <= -max(LEAST_REST * abs(whole_j), u95_j or 0.0)
+        note = f"the parts add up to {digits(-rest_j * scale, 2)} J more than the whole: there is no rest"
+        return cls(rest_j * scale, u95_j, note if exceeds else "")
+
+
+_SAME_REST = 1e-6
+"""Share of the whole by which the energy of the time left and the rest differ at most, where they are one thing."""
+
+
+def _left_of(seen: _Seen, edges: tuple[NDArray[np.int64], NDArray[np.int64]], inner: NDArray[np.bool_]) -> Estimate:
+    """The energy of disjoint intervals without the phases ``inner``; where a device timed these, its clock is unsure of
+    their edges."""
+    p, own = seen.run.phases, as_range(inner)
+    begin, end = without(*edges, p.begin_ns[own], p.end_ns[own])
+    bound_ns = max(0, int(p.begin_bound_ns[own].max(initial=0)), int(p.end_bound_ns[own].max(initial=0)))
+    bounds = np.full(len(begin), float(bound_ns)) if bound_ns else None
+    left = interval_energies(seen.part, begin, end, None, bounds, is_whole=True)
+    return sum_of(*(getattr(left, name) for name in MEAN_COLUMNS))
+
+
+def _left_of_phases(seen: _Seen, whole: NDArray[np.bool_], inner: NDArray[np.bool_]) -> list[Estimate]:
+    """By rank the energy of some phases without those ``inner``."""
+    p, tracks, left = seen.run.phases, seen.tracks, []
+    for track in present_in(tracks[whole]):
+        own = as_range(whole & (tracks == track))
+        left.append(_left_of(seen, merged(p.begin_ns[own], p.end_ns[own]), inner & (tracks == track)))
+    return left
+
+
+def _rest_inside(seen: _Seen, used: NDArray[np.bool_], scale: float) -> _Rest:
     """Mean joules of phases that the resolvable ones right inside do not have; None where none are inside."""
     p, energy_j = seen.run.phases, seen.columns.energy_j
     inner = (p.parent >= 0) & used[p.parent] & ~p.of([i for i, kind in enumerate(p.classes) if kind.is_beside])
     if not inner.any():
-        return None
+        return _Rest()
     inner &= seen.columns.resolvable & seen.is_told[p.label]
     whole_j, n = float(energy_j[used].sum()), int(used.sum())
     rest_j = whole_j - float(energy_j[inner].sum())
-    return 0.0 if abs(rest_j) <= ROUNDING * abs(whole_j) else rest_j / n * scale
+    return _Rest.of(rest_j, whole_j, _left_of_phases(seen, used, inner), scale / n)
 
 
-def _parts_exceed(rest_j: float | None, whole_j: float | None) -> str:
-    """A note where the parts of something are more than it."""
-    if rest_j is None or whole_j is None or rest_j > -LEAST_REST * abs(whole_j):
-        return ""
-    return f"the parts add up to {digits(-rest_j, 2)} J more than the whole: there is no rest"
+def _layer_rest(seen: _Seen, used: NDArray[np.bool_], scale: float) -> Estimate | None:
+    """Mean energy of phases outside the layers in them, at any depth; None where no layers are inside."""
+    p = seen.run.phases
+    layers = p.of([i for i, kind in enumerate(p.classes) if LAYER in kind.attributes and not kind.is_magnified])
+    if not layers.any():
+        return None
+    inner = layers & _inside(p, used)
+    if not inner.any():
+        return None
+    inner &= seen.columns.resolvable & seen.is_told[p.label]
+    left = _left_of_phases(seen, used, inner)
+    together = Estimate(*(sum(getattr(e, f.name) for e in left) for f in fields(Estimate)))
+    return together.scaled(scale / int(used.sum()))
 
 
 def _spread(values: NDArray[np.float64]) -> float | None:
@@ -787,7 +851,7 @@ def _total_row(seen: _Seen, labels: Sequence[int], rows: Mapping[int, PhaseRow])
     ranks, counted = seen.sharing(labels), 1
     if ranks > 1:  # a rank that marks nothing has no part in the iterations
         counted = max(1, int((present_in(seen.tracks[p.of(labels)]) != NOBODY).sum()))
-    rest_j = None
+    rest = _Rest()
     if total is None:
         notes = [no_energy(part, 1.0, whole.missing_s, time_s), clip.note(has_number=False)]
     else:
@@ -798,8 +862,8 @@ def _total_row(seen: _Seen, labels: Sequence[int], rows: Mapping[int, PhaseRow])
         if ranks > 1:
             of = f"all {ranks}" if counted >= ranks else f"{counted} of {ranks}"
             notes.append(f"n counts the iterations of {of} ranks; joules are the device's, once")
-        rest_j, note = _rest(seen, labels, rows, outer, stretches, total.energy_j)
-        notes.append(note)
+        rest = _rest(seen, labels, rows, outer, stretches, total)
+        notes.append(rest.note)
     notes.append(seen.setting_note(labels))
     stated, iterations = number(dict(kind.group), "batch_size"), iterations_of(seen.run, labels)
     batch = _samples_of_iterations(seen.run, labels, stated)
@@ -822,7 +886,8 @@ def _total_row(seen: _Seen, labels: Sequence[int], rows: Mapping[int, PhaseRow])
         gflops_per_w_paper=None,
         gflops_per_w_executed=None,
         gflops_basis="",
-        rest_j=rest_j,
+        rest_j=rest.energy_j,
+        rest_u95_j=None if clip else rest.u95_j,
         missing_s=whole.missing_s,
         off_by_j=whole.off_by_j,
         note=joined(*notes),
@@ -880,14 +945,17 @@ def _mixture(run: Run, labels: Sequence[int], outer: NDArray[np.bool_]) -> str:
     return ""
 
 
+_OVERLAP = "phases overlap (several processes or threads): no rest"
+
+
 def _rest(
     seen: _Seen,
     labels: Sequence[int],
     rows: Mapping[int, PhaseRow],
     outer: NDArray[np.bool_],
     stretches: tuple[NDArray[np.int64], NDArray[np.int64]],
-    total_j: float,
-) -> tuple[float | None, str]:
+    total: Estimate,
+) -> _Rest:
     """What a group's resolvable parts leave of its total, and a note where there is no such rest.
 
     Ranks that share a device each have an equal part of it: their phases and rests are those of one rank on average. To
@@ -905,22 +973,30 @@ def _rest(
         cover &= (p.begin_ns >= np.append(begin, p.end_ns.max())[at]) & (p.end_ns <= np.append(end, p.end_ns.max())[at])
     cover &= ~_inside(p, cover)
     if not (cover & ~outer).any() and not others.any():
-        return None, ""
+        return _Rest()
     # An outermost phase without phases inside is a phase like those inside others, and no rest. What overlaps the
     # others (DDP's communication) is in no sum, and beside ranks other processes have no part of the device.
     overlaps = p.of([i for i in labels if p.classes[i].overlaps])
     if np.any(tracks[cover] != NOBODY):
         overlaps |= tracks == NOBODY
     cover &= ~(outer & overlaps)
+    # Of phases that overlap and have others inside, the rests do too: they are more than that of the group.
+    around = outer & p.of([i for i in labels if p.classes[i].shown in told_by_inner and not p.classes[i].overlaps])
+    of_tracks = [around & np.isin(tracks, (track, NOBODY)) for track in present_in(tracks[around])]
+    if any(overlapping(p.begin_ns[own], p.end_ns[own]) for own in of_tracks):
+        return _Rest(note=_OVERLAP)
     with_phases = present_in(tracks[cover])
     ranks = max(seen.sharing(labels), len(with_phases))
-    rest_j = (ranks - len(with_phases)) * total_j
+    edges = without(*stretches, p.begin_ns[p.magnify], p.end_ns[p.magnify])
+    rest_j, left = (ranks - len(with_phases)) * total.energy_j, [total.scaled(ranks - len(with_phases))]
     for track in with_phases:
-        own = as_range(cover & (tracks == track))
+        of_rank = cover & (tracks == track)
+        own = as_range(of_rank)
         if overlapping(p.begin_ns[own], p.end_ns[own]):
-            return None, "phases overlap (several processes or threads): no rest"
-        rest_j += total_j - float(columns.energy_j[own].sum())
-    return rest_j / ranks, _parts_exceed(rest_j / ranks, total_j)
+            return _Rest(note=_OVERLAP)
+        rest_j += total.energy_j - float(columns.energy_j[own].sum())
+        left.append(_left_of(seen, edges, of_rank))
+    return _Rest.of(rest_j / ranks, total.energy_j, [e.scaled(1 / ranks) for e in left])
 
 
 def _containers(run: Run, labels: Sequence[int]) -> set[tuple[str, ...]]:
@@ -1016,13 +1092,14 @@ def _run_row(seen: _Seen, *, is_unused: bool) -> RunRow:
     # The sum without a line that has no readings is not the device's energy, nor is 0 J that of a device without any.
     energy_j = float(whole.energy_j[0]) if not silent and np.isfinite(whole.energy_j[0]) else None
     missing_s, duration_s, u95_j = (float(x[0]) for x in (whole.missing_s, whole.duration_s, whole.u95_j))
-    phases_j = rest_j = magnified_j = None
+    phases_j = rest_j = rest_u95_j = magnified_j = None
     top = p.parent < 0
     if top.any() and energy_j is not None:
         together = as_range(top)
         edges = merged(p.begin_ns[together], p.end_ns[together])
         phases_j = whole_of(part, *edges).energy.energy_j
         rest_j = energy_j - phases_j
+        rest_u95_j = _Rest.of(rest_j, energy_j, [whole_of(part, *without(begin, end, *edges)).energy]).u95_j
         if len(p.magnify):
             magnified_j = whole_of(part, *merged(p.begin_ns[p.magnify], p.end_ns[p.magnify])).energy.energy_j
     faults = sensor_faults(part.signals)
@@ -1055,6 +1132,7 @@ def _run_row(seen: _Seen, *, is_unused: bool) -> RunRow:
         power_w=None if energy_j is None else mean_power_w(energy_j, duration_s),
         phases_j=phases_j,
         rest_j=rest_j,
+        rest_u95_j=None if clip else rest_u95_j,
         missing_s=missing_s,
         off_by_j=float(whole.off_by_j[0]),
         note=joined(*notes),

@@ -164,7 +164,7 @@ class _Block:
             if name == _REST:
                 own_name = stem + _rest_name(r for r in rows if r.path.startswith(f"{row.path}/"))
                 whole_j = (row.j_per_batch or 0.0) * row.iterations if row.holds_others else total.energy_j
-                yield from _rest_line(own_name, row.rest_j, row.iterations, whole_j)
+                yield from _rest_line(own_name, row.rest_j, row.rest_u95_j, row.iterations, whole_j)
                 continue
             has_inner = any(other.path.startswith(row.path + "/") for other in shown)
             yield _cells(row, stem + name, parent, batch, shares[id(row)], has_bar=not has_inner)
@@ -175,9 +175,9 @@ class _Block:
         if total.rest_j is not None:
             told = containers({row.place: (row.is_iteration, float(row.iterations)) for row in rows})
             around = [row for row in rows if row.holds_others or row.place in told]
-            between_j = total.rest_j - sum((row.rest_j or 0.0) * row.iterations for row in around)
-            n = total.iterations or 1
-            yield from _rest_line(_rest_name(rows), between_j / n, n, total.energy_j)
+            told_j, n = sum((row.rest_j or 0.0) * row.iterations for row in around), total.iterations or 1
+            u95_j = total.rest_u95_j / n if total.rest_u95_j is not None and not told_j else None
+            yield from _rest_line(_rest_name(rows), (total.rest_j - told_j) / n, u95_j, n, total.energy_j)
         if len(rows) != 1 or rows[0].iterations != 1:
             speed = f" · {digits(total.samples_per_s, 3)} samples/s" if total.samples_per_s is not None else ""
             if (batches := total.batches_per_optimizer_step) and total.energy_j is not None:
@@ -193,12 +193,13 @@ class _Block:
 _REST = "(rest)"
 
 
-def _rest_line(name: str, each_j: float | None, n: int, whole_j: float | None) -> Iterator[Line]:
+def _rest_line(name: str, each_j: float | None, u95_j: float | None, n: int, whole_j: float | None) -> Iterator[Line]:
     """The line of what is in none of the phases inside something, joules of each of ``n``, and all as a share of
     ``whole_j``; none where that is next to nothing."""
     share = each_j * n / whole_j if each_j is not None and whole_j else 0.0
-    if abs(share) >= LEAST_REST:
-        yield ["", name, "", "", digits(each_j, 3), _percent(share), bar(share, _BAR), ""]
+    if each_j is not None and abs(share) >= LEAST_REST:
+        joules = digits(each_j, 3) if u95_j is None else with_u95(each_j, u95_j)
+        yield ["", name, "", "", joules, _percent(share), bar(share, _BAR), ""]
 
 
 def _rest_name(inner: Iterable[PhaseRow]) -> str:

@@ -170,7 +170,7 @@ def low_pass_w(posterior: Posterior, begin_ns: NDArray[np.int64], end_ns: NDArra
     line, row = np.zeros((len(place), parts + 1)), np.arange(len(place))
     line[row, knot + 1] = place * parts - knot
     line[row, knot] = 1 - line[row, knot + 1]
-    y = np.linalg.lstsq(line, watts)[0]
+    y = np.linalg.lstsq(line, watts, rcond=None)[0]
     lasts_s = float(np.mean(end_ns - begin_ns)) * 1e-9
     return float(np.mean(y[1:] + y[:-1]) / 2 + response.tau_s * (y[-1] - y[0]) / lasts_s)
 

@@ -2,7 +2,8 @@
 
 The one with the right to set them is the helper, `powerd-control`: it is asked on its Unix socket, or by a powerd with
 a helper beside it for a GPU elsewhere. While a `Hold` lasts, a thread gives the helper a sign of life now and then.
-A helper that was killed is asked again for some seconds: it is started anew, and the lease goes on.
+The helper knows numbers alone: what a level means, the wait for a knob that somebody else holds, and the counters by
+which a setting is judged are here. A helper that was killed or answers no more ends the lease, and the run says so.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from powerd_client.hostclock import now_ns
+from powerd_client.limit_counters import LimitCounters
 from powerd_client.log import tell
 from powerd_client.readiness import is_readable
 from powerd_client.visible_gpus import usable_gpus
@@ -29,8 +31,8 @@ from powerd_core.lease import (
     KNOB_OF_OPTION,
     MAX_ANSWER,
     Answer,
-    Evidence,
     Holding,
+    KnobInfo,
     LeaseInfo,
     Request,
     State,
@@ -38,6 +40,7 @@ from powerd_core.lease import (
     Wish,
     check_answer,
     read_answer,
+    resolve,
     shown,
     to_line,
 )
@@ -51,10 +54,14 @@ ENVIRONMENT = "POWERD_CONTROL"
 """Where the helper is: the path of its socket, or the address of a powerd."""
 SETTLE_S = 1.0
 """How long a device takes to follow a setting: nobody has documented it, so it is generous."""
-_COME_BACK_S = 5.0
-_KEEP_S = 10.0
+_KEEP_S, _LOOK_S = 10.0, 2.0
+"""How often a sign of life is given, and where a clock is held how it is seen."""
 _ANSWER_S = 20.0
-"""A driver may take seconds for one setting."""
+"""A driver may take seconds for one setting, and there may be many."""
+_HURRY_S = 5.0
+"""How long a training stands still at most, where the helper does not answer."""
+_AGAIN_S = 0.5
+"""How often it is asked again for a knob that somebody else holds."""
 _HOW = "see docs/howto/control.md"
 SIMULATED = "POWERD_SIM_GPU"
 """Set for what runs behind `powerd sim-gpu`."""
@@ -69,13 +76,11 @@ class Peer(Protocol):
     is_here: bool
     """Whether it is on this machine, so that its clock is ours."""
 
-    def ask(self, request: Request) -> Answer:
+    def ask(self, request: Request, timeout_s: float = _ANSWER_S) -> Answer:
         """Raises `ControlDenied`, `ConfigError` or `ControlError` for a refusal, `PeerError` where nobody answers."""
 
-    def wait(self, timeout_s: float) -> bool:
-        """Wait so long, or until it may have gone: true then."""
-
-    def is_gone(self) -> bool: ...
+    def wait(self, timeout_s: float) -> None:
+        """Wait so long, or until it may have gone."""
 
     def close(self) -> None: ...
 
@@ -106,33 +111,38 @@ class HelperSocket:
                 f"simulated GPU), or say with ${ENVIRONMENT} where it is; {_HOW}"
             ) from error
 
-    def ask(self, request: Request) -> Answer:
-        """Raises `ControlDenied`, `ConfigError` or `ControlError` for a refusal, `PeerError` for a helper that is
-        gone."""
+    def ask(self, request: Request, timeout_s: float = _ANSWER_S) -> Answer:
+        """Raises `ControlDenied`, `ConfigError` or `ControlError` for a refusal, `PeerError` for a helper that is gone
+        or does not answer in time. It is never asked again then: a late answer would be taken for that to another
+        question."""
+        deadline_s = time.monotonic() + timeout_s
         try:
-            self._socket.settimeout(_ANSWER_S + request.wait_s)
+            self._socket.settimeout(timeout_s)
             self._socket.sendall(to_line(request))
             while b"\n" not in self._received:
+                self._socket.settimeout(max(deadline_s - time.monotonic(), 0.001))
                 part = self._socket.recv(MAX_ANSWER)
                 if not part:
-                    raise PeerError("the control helper closed the connection")
+                    break
                 self._received += part
+        except TimeoutError as error:
+            self.close()
+            raise PeerTimeout(f"the control helper has not answered for {timeout_s:g} s") from error
         except OSError as error:
-            raise PeerError(f"the control helper does not answer: {error}") from error
+            raise PeerError(f"the control helper has ended: {error}") from error
+        if b"\n" not in self._received:
+            raise PeerError("the control helper has ended: its log says why")
         line, _, self._received = self._received.partition(b"\n")
         return read_answer(line)
 
-    def wait(self, timeout_s: float) -> bool:
+    def wait(self, timeout_s: float) -> None:
         # The helper says nothing unasked: what can be read is its end, or an answer to another thread.
-        return is_readable(self._socket.fileno(), timeout_s)
-
-    def is_gone(self) -> bool:
-        try:
-            return self.wait(0.0) and not self._socket.recv(1, socket.MSG_PEEK)
-        except OSError:
-            return True
+        with contextlib.suppress(OSError, ValueError):  # closed meanwhile
+            is_readable(self._socket.fileno(), timeout_s)
 
     def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits for it
         self._socket.close()
 
 
@@ -151,19 +161,9 @@ class PowerdSocket:
         self._url = control_url(url)
         self._connection = Connection(self._context, self._url, credentials_for(url), 16)
 
-    def ask(self, request: Request) -> Answer:
-        deadline_s = time.monotonic() + request.wait_s
-        while True:
-            try:
-                return self._ask(request)
-            except LeaseHeld:  # a powerd waits for nobody
-                if time.monotonic() >= deadline_s:
-                    raise
-                time.sleep(1.0)
-
-    def _ask(self, request: Request) -> Answer:
+    def ask(self, request: Request, timeout_s: float = _ANSWER_S) -> Answer:
         message = Message("control", to_document(request))
-        deadline_ns = now_ns() + round(_ANSWER_S * 1e9)
+        deadline_ns = now_ns() + round(timeout_s * 1e9)
         self._connection.send(message)
         while (left_ns := deadline_ns - now_ns()) > 0:
             if (refusal := self._connection.refusal()) is not None:
@@ -177,12 +177,8 @@ class PowerdSocket:
                 return check_answer(from_document(Answer, answer.body))
         raise PeerTimeout(f"no powerd answers at {self._url}")
 
-    def wait(self, timeout_s: float) -> bool:
+    def wait(self, timeout_s: float) -> None:
         time.sleep(timeout_s)
-        return False
-
-    def is_gone(self) -> bool:
-        return False
 
     def close(self) -> None:
         self._connection.close()
@@ -198,26 +194,41 @@ def connect(where: str | None = None) -> Peer:
     return HelperSocket(Path(place.removeprefix("ipc://")))
 
 
-def wishes(levels: Mapping[str, Value | int], devices: Iterable[str]) -> tuple[Wish, ...]:
-    """One for each device and option, such as ``power_cap_w=200``. Raises `ConfigError` for an unknown option."""
+def wishes(levels: Mapping[str, Value | int], devices: Iterable[str], knobs: Iterable[KnobInfo]) -> tuple[Wish, ...]:
+    """One for each device and option, such as ``power_cap_w="60%"``, in numbers of the ``knobs`` that the helper has
+    described. Raises `ConfigError` for an unknown option, a level or a device that there is not."""
     for option in levels:
         if option not in KNOB_OF_OPTION:
             raise ConfigError(f"there is nothing to hold called {option!r}{did_you_mean(option, KNOB_OF_OPTION)}")
-    knobs = {KNOB_OF_OPTION[option]: level for option, level in levels.items() if level is not None}
-    if not knobs:
+    of_option = {KNOB_OF_OPTION[option]: level for option, level in levels.items() if level is not None}
+    if not of_option:
         raise ConfigError(f"say what to hold: {', '.join(KNOB_OF_OPTION)}")
+    described = {(name, k.knob): k for k in knobs for name in (k.device, k.uuid)}
     return tuple(
-        Wish(device, knob, level if isinstance(level, str) else float(level))
+        Wish(device, knob, _value_of(level, device, knob, described))
         for device in devices
-        for knob, level in knobs.items()
+        for knob, level in of_option.items()
     )
 
 
-def own_devices(peer: Peer, levels: Iterable[str]) -> list[str]:
+def _value_of(level: Value | int, device: str, knob: str, described: Mapping[tuple[str, str], KnobInfo]) -> Value:
+    """The number that a level of a knob means."""
+    known = described.get((device, knob))
+    if known is not None and not (known.range.greatest or known.range.words):
+        raise ConfigError(f"{device} {knob}: {known.problem}")
+    if known is not None:
+        return resolve(level if isinstance(level, str) else float(level), known.range, knob)
+    devices = {name for name, _ in described}
+    if device not in devices:
+        raise ConfigError(f"there is no device {device!r} here{did_you_mean(device, devices)}")
+    has = ", ".join(sorted(name for of, name in described if of == device))
+    raise ConfigError(f"{device} has no {knob}: it has {has}")
+
+
+def own_devices(knobs: Iterable[KnobInfo], levels: Iterable[str]) -> list[str]:
     """The devices that this process may use and that have what is to be held: its GPUs, by CUDA_VISIBLE_DEVICES, or
     the processors. Raises `ControlError` where there is none."""
     wanted = {KNOB_OF_OPTION[option] for option in levels if option in KNOB_OF_OPTION}
-    knobs = peer.ask(Request("describe")).knobs
     having = [k for k in knobs if k.knob in wanted and k.device != k.uuid]  # a lost card has no name but its UUID
     gpus = {knob.uuid: knob.device for knob in having if knob.device.startswith("gpu")}
     usable, _ = usable_gpus([{"name": "", "uuid": uuid, "pci": ""} for uuid in gpus])
@@ -262,6 +273,8 @@ class Hold:
         self._name = name or Path(os.path.realpath("/proc/self/exe")).name
         self._ttl_s, self.settle_s, self._wait_s, self._where = ttl_s, settle_s, wait_s, where
         self._peer: Peer | None = None
+        self._knobs: tuple[KnobInfo, ...] = ()
+        self._counters = LimitCounters()
         self._keeper: threading.Thread | None = None
         self._ended = threading.Event()
         self._lock = threading.Lock()
@@ -269,6 +282,7 @@ class Hold:
         self.lease: LeaseInfo | None = None
         """As the helper told it last; None before it is acquired."""
         self._last_verdicts: dict[str, tuple[Verdict, str]] | None = None
+        self._is_lost = False
         self.problem = ""
         """Why the knobs are not held any more, though nobody released them."""
 
@@ -282,11 +296,11 @@ class Hold:
             return self
         peer = connect(self._where)
         try:
-            devices = self._devices or own_devices(peer, self._levels)
-            wanted = wishes(self._levels, devices)
-            request = Request("acquire", wanted, name=self._name, ttl_s=self._ttl_s, wait_s=self._wait_s)
+            self._knobs = peer.ask(Request("describe")).knobs
+            devices = self._devices or own_devices(self._knobs, self._levels)
+            wanted = wishes(self._levels, devices, self._knobs)
             self._peer = peer
-            self._take(*self._ask(request))
+            self._take(*self._ask_in_turn(Request("acquire", wanted, name=self._name, ttl_s=self._ttl_s)))
         except BaseException:
             self._peer = None
             peer.close()
@@ -295,11 +309,22 @@ class Hold:
         self._keeper.start()
         return self
 
-    def _ask(self, request: Request) -> tuple[LeaseInfo, int, int]:
+    def _ask_in_turn(self, request: Request) -> tuple[LeaseInfo, int, int]:
+        """Ask again and again while somebody else holds it, for ``wait_s``."""
+        deadline_s = time.monotonic() + self._wait_s
+        while True:
+            try:
+                return self._ask(request, _ANSWER_S)
+            except LeaseHeld:
+                if time.monotonic() >= deadline_s:
+                    raise
+            time.sleep(min(_AGAIN_S, max(0.0, deadline_s - time.monotonic())))
+
+    def _ask(self, request: Request, timeout_s: float | None = None) -> tuple[LeaseInfo, int, int]:
         """The lease that an answer tells, and from when to when the helper has worked on it."""
         assert self._peer is not None
         asked_ns = now_ns()
-        answer = self._peer.ask(request)
+        answer = self._peer.ask(request, _HURRY_S if timeout_s is None else timeout_s)
         if answer.lease is None:
             raise ControlError("the control helper said nothing of the lease")
         return answer.lease, asked_ns, now_ns()
@@ -316,6 +341,8 @@ class Hold:
             # On this machine the helper's clock is ours; from elsewhere the time lies between question and answer.
             is_here = self._peer is not None and self._peer.is_here
             self._emit_setting(holding, holding.changed_ns if is_here else (asked_ns + answered_ns) // 2)
+            if holding.state is State.HELD and is_here:
+                self._counters.begin(*key)
             if holding.state in (State.YIELDED, State.LOST):
                 self._tell(f"{holding.device} {holding.knob} is not held any more: {holding.why}")
 
@@ -342,45 +369,35 @@ class Hold:
 
     def _keep(self) -> None:
         """Signs of life, until the end."""
-        while not self._ended.is_set():
-            assert self._peer is not None
-            self._peer.wait(min(self._ttl_s / 3, _KEEP_S))
-            try:
-                with self._lock:
-                    if self._ended.is_set() or self.lease is None:
-                        return
-                    if not self._peer.is_gone():
-                        self._renew()
-                        continue
-                self._come_back()
-            except PeerError:
-                continue  # it was killed just now, and may be started anew
-            except (ControlError, ConfigError, WireError) as error:
-                if not self._ended.is_set():
-                    self._lose(str(error))
-                return
+        has_clock = any(knob.endswith("_clock") for _, knob in self._told)
+        while not self._is_lost and self._peer is not None:
+            self._peer.wait(min(self._ttl_s / 3, _LOOK_S if has_clock else _KEEP_S))
+            with self._lock:
+                if self._ended.is_set() or self._is_lost:
+                    return
+                self._look()
+                self._renew_or_lose()
+
+    def _look(self) -> None:
+        for holding in self._told.values():
+            self._counters.look(holding.uuid, holding.knob, holding.setting.asked)
+
+    def _renew_or_lose(self) -> None:
+        """Nothing is raised. A helper elsewhere may be out of reach for a while: the lease lasts for its ``ttl_s``."""
+        try:
+            self._renew()
+        except PeerError as error:
+            if self._peer is not None and self._peer.is_here:
+                self._lose(str(error))
+        except (ControlError, ConfigError, WireError) as error:
+            self._lose(str(error))
 
     def _renew(self) -> None:
         if self.lease is not None:
             self._take(*self._ask(Request("renew", lease=self.lease.lease)))
 
-    def _come_back(self) -> None:
-        """Connect to the helper that was started anew. Raises `ControlError` where none is."""
-        deadline_s = time.monotonic() + _COME_BACK_S
-        while True:
-            try:
-                peer = connect(self._where)
-                break
-            except ControlError:
-                if time.monotonic() > deadline_s or self._ended.wait(0.1):
-                    raise
-        with self._lock:
-            if self._peer is not None:
-                self._peer.close()
-            self._peer = peer
-            self._renew()
-
     def _lose(self, why: str) -> None:
+        self._is_lost = True
         self._tell(f"the lease has ended: {why}")
         for holding in self._told.values():
             self._emit_setting(holding, now_ns(), is_known=False)
@@ -389,20 +406,19 @@ class Hold:
         """Other levels for what is held: ``hold.set(power_cap_w=150)``. False where they could not be set; the lease
         may have ended then. Raises `ConfigError` for a level that there is not."""
         devices = sorted({holding.device for holding in self._told.values()})
-        wanted = wishes(levels, devices)
+        wanted = wishes(levels, devices, self._knobs)
         with self._lock:
             if self._peer is None or self.lease is None or self.problem:
                 return False
             try:
                 self._take(*self._ask(Request("set", wanted, lease=self.lease.lease)))
-            except (ControlError, PeerError, WireError) as error:
+            except PeerError as error:
+                self._lose(str(error))
+            except (ControlError, ConfigError, WireError) as error:
                 tell(f"{', '.join(levels)} could not be set: {error}")
+                self._renew_or_lose()
             else:
                 return True
-            try:
-                self._renew()
-            except (ControlError, PeerError, WireError) as error:
-                self._lose(str(error))
         return False
 
     def settled(self) -> Hold:
@@ -425,16 +441,17 @@ class Hold:
             return self._judge() if self._last_verdicts is None else self._last_verdicts
 
     def _judge(self) -> dict[str, tuple[Verdict, str]]:
-        with contextlib.suppress(ControlError, ConfigError, PeerError, WireError):
-            if not self.problem:
-                self._renew()
+        if not self.problem:
+            self._renew_or_lose()
+        self._look()
         return {f"{h.device} {h.knob}": self._verdict_of(h) for h in self._told.values()}
 
     def _verdict_of(self, holding: Holding) -> tuple[Verdict, str]:
         if holding.state is not State.HELD or self.problem:
             return Verdict.OVERRIDDEN, holding.why or self.problem
         of = holding.setting
-        return judge(holding.knob, of.asked, of.requested, of.enforced, holding.evidence or Evidence())
+        evidence = self._counters.evidence(holding.uuid, holding.knob)
+        return judge(holding.knob, of.asked, of.requested, of.enforced, evidence)
 
     def release(self) -> None:
         """Put everything back to what was found. Raises nothing: what fails is told, and the helper ends the lease

@@ -225,14 +225,16 @@ class _Series:
     def accuracy(self, accuracy: Accuracy, step_j: float | None) -> Accuracy:
         """That of a counter, whose step is the greatest in which all of its changes are whole ones.
 
-        Where it stands still between steps, the readings that mark one date it within their distance.
+        Where it stands still between steps, the least change is one step, whatever its file rounds it to, and the
+        readings that mark one date it within their distance.
         """
         good = [(t_ns, code) for t_ns, code in self.readings if code is not None]
         moved = [(b[0], b[1] - a[1]) for a, b in pairwise(good) if b[1] != a[1]]
-        step_j = step_j or gcd(*(by for _, by in moved)) / _CODES_PER_UNIT
+        found_j = gcd(*(by for _, by in moved)) / _CODES_PER_UNIT
         stood_ns = [b[0] - a[0] for a, b in pairwise(moved)] or [0]
         if median(stood_ns) <= 1.5 * self.period_ns:
-            return replace(accuracy, step_j=step_j)
+            return replace(accuracy, step_j=step_j or found_j)
+        step_j = step_j or min((by for _, by in moved if by > 0), default=0) / _CODES_PER_UNIT or found_j
         left_out = min(1.0, self.period_ns / min(stood_ns))
         return replace(accuracy, step_j=step_j * left_out, update_ns=round(median(stood_ns)))
 

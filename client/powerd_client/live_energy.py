@@ -266,10 +266,14 @@ class LiveRun:
         if not streams:
             raise _NotYet("its readings have not arrived yet")
         latest = max(reached.values(), default=now_ns())
+        begin_ns = max(since_ns, whole.t_start_ns)
+        end_ns = min((t for t in reached.values() if t > latest - _SILENT_NS), default=latest)
+        if end_ns < begin_ns:  # those that are here are of the time before
+            raise _NotYet("its readings have not arrived yet")
         return replace(
             whole,
-            t_start_ns=max(since_ns, whole.t_start_ns),
-            t_stop_ns=min((t for t in reached.values() if t > latest - _SILENT_NS), default=latest),
+            t_start_ns=begin_ns,
+            t_stop_ns=end_ns,
             complete=True,
             stopped=True,
             streams=streams,

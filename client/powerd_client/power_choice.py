@@ -298,10 +298,10 @@ def _range_here(knob: str) -> tuple[list[str], float, float]:
     nobody locks by default, the greatest. Raises `ControlError`, which says what is missing."""
     peer = connect()
     try:
-        devices = own_devices(peer, [option_of(knob)])
         knobs = peer.ask(Request("describe")).knobs
     finally:
         peer.close()
+    devices = own_devices(knobs, [option_of(knob)])
     ranges: list[Range] = [k.range for k in knobs if k.device in devices and k.knob == knob]
     levels = {(r.least, r.greatest if knob.endswith("_clock") else r.default) for r in ranges}
     least, default = levels.pop()

@@ -335,6 +335,7 @@ def _power_w(line: RunLine, readings: Readings, good: Mask) -> Values:
 def _counter_signal(
     line: RunLine, c: CounterConversion, readings: Readings, good: Mask, clock: RunClock | None
 ) -> Signal:
+    good = _until_it_stood(_column(line, readings, c.column), readings.flags, good)
     codes, t = _column(line, readings, c.column)[good], readings.t_ns[good]
     bad = len(good) - len(t)
     counts, broken = unwrap_counter(codes, c.bits)
@@ -362,6 +363,19 @@ def _counter_signal(
     return Signal(
         line, t, energy, True, broken, flagged, spacing, 0.0, centre, bad, clock, faults=faults, unordered=unordered
     )
+
+
+def _until_it_stood(codes: NDArray[np.integer], flags: NDArray[np.uint16], good: Mask) -> Mask:
+    """[n] good readings of a counter without those between its last step and the first one that is flagged as standing
+    still: it stood there too, which its source can only know later."""
+    stands = (flags & np.uint16(int(Flag.STALE))) != 0
+    begins = np.flatnonzero(stands[1:] & ~stands[:-1]) + 1
+    kept = good.copy() if len(begins) else good
+    for begin in begins.tolist():
+        own = np.flatnonzero(good[:begin])
+        moved = np.flatnonzero(np.diff(codes[own]) != 0)
+        kept[own[moved[-1] + 2 if len(moved) else 1 :]] = False
+    return kept
 
 
 def _without_lost_turns(

@@ -6,7 +6,8 @@ In a round of the loop each connection is answered one request, so that nobody k
 what the kernel says of the connection; what they may is in the policy, which is read at each request, and again at each
 look at what is held. A policy that cannot be used is an empty one.
 
-What a helper that was killed has left is put back before all else.
+What a helper that was killed has left is put back before all else, and its leases are over: whoever held one is told
+by the end of the connection. A value is a number here; names of levels, queues and counters are the client's business.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import argparse
 import contextlib
 import fcntl
 import importlib
+import json
 import logging
 import os
 import selectors
@@ -23,43 +25,30 @@ import socket
 import struct
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from powerd_control.knobs import Bench, Knob, KnobError, amd_knobs, cpu_knobs, gpu_knobs
+from powerd_control.knobs import Bench, Knob, KnobError, gpu_knobs
 from powerd_control.leases import POLL_S, Holder, Lease, Leases, Records, boot_id, start_ticks, user_name
 from powerd_control.policy import Caller, Policy, load_policy
+from powerd_control.requests import Request, plain, read_request
 from powerd_core.errors import ConfigError, ControlDenied, ControlError, LeaseHeld, PowerdError, WireError
-from powerd_core.lease import (
-    DEFAULT_SOCKET,
-    MAX_ANSWER,
-    MAX_REQUEST,
-    Answer,
-    Happening,
-    KnobInfo,
-    Range,
-    Request,
-    Setting,
-    State,
-    Value,
-    read_request,
-    resolve,
-    to_line,
-)
-from powerd_core.text import printable
+from powerd_core.hold import DEFAULT_SOCKET, MAX_ANSWER, MAX_REQUEST, Happening, Range, Setting, State, Value
 
 _log = logging.getLogger("powerd-control")
 
-POLICY = Path("/etc/powerd/control.toml")
+SIMULATED = "POWERD_SIM_GPU"
+"""Set for what runs behind `powerd sim-gpu`."""
+Answer = dict[str, Any]
+"""As `powerd_core.lease.Answer`."""
 MAX_CONNECTIONS, MAX_OF_USER = 64, 16
 IDLE_S = 60.0
 """A connection that holds nothing and says nothing for so long is closed."""
 _SO_PEERGROUPS, _SO_PEERPIDFD = 59, 77
 """Of include/uapi/asm-generic/socket.h: Python does not name them."""
-_KINDS: tuple[tuple[type[PowerdError], Any], ...] = (
+_KINDS = (
     (LeaseHeld, "held"),
     (ControlDenied, "denied"),
     (ControlError, "failed"),
@@ -87,16 +76,7 @@ class Connection:
         return Caller(self.uid, self.gids, claim)
 
     def holder(self, request: Request) -> Holder:
-        return Holder(self.uid, self.pid, self.start, printable(request.name, limit=60), request.claim)
-
-
-@dataclass(frozen=True, slots=True)
-class _Waiting:
-    """An ``acquire`` that queues until a knob is free."""
-
-    connection: Connection
-    request: Request
-    until_s: float
+        return Holder(self.uid, self.pid, self.start, request.name, request.claim)
 
 
 class Helper:
@@ -107,7 +87,6 @@ class Helper:
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ, self._accept)
         self._connections: list[Connection] = []
-        self._queue: deque[_Waiting] = deque()
         self._next_poll_s = self._next_log_s = 0.0
         self._policy_problem = ""
         self.stops: list[int] = []
@@ -141,7 +120,7 @@ class Helper:
     def _patience_s(self) -> float | None:
         if any(b"\n" in connection.received for connection in self._connections):
             return 0.0
-        is_waiting = not self._leases.is_clean or self._queue or self._connections
+        is_waiting = not self._leases.is_clean or self._connections
         return POLL_S if is_waiting or "WATCHDOG_USEC" in os.environ else None
 
     def _mind(self) -> None:
@@ -153,9 +132,8 @@ class Helper:
             self._look_at_policy()
             self._leases.poll()
         for connection in list(self._connections):
-            if not connection.leases and now_s - connection.heard_s > IDLE_S and not self._is_queued(connection):
+            if not connection.leases and now_s - connection.heard_s > IDLE_S:
                 self._close(connection)
-        self._serve_queue(now_s)
 
     def _look_at_policy(self) -> None:
         """End the leases of those whom the policy does not allow any more what they hold."""
@@ -166,7 +144,8 @@ class Helper:
                 continue
             wanted = [(hold.knob, hold.asked) for hold in lease.holds if hold.state is State.HELD]
             try:
-                policy.check(connection.caller(lease.holder.claim), wanted, lease.ttl_s)
+                held_s = boottime_s() - lease.began_s
+                policy.check(connection.caller(lease.holder.claim), wanted, lease.ttl_s, held_s)
             except ControlDenied as error:
                 _log.warning(f"lease {lease.id}: {error}")
                 self._leases.end(lease, Happening.FORBIDDEN)
@@ -226,15 +205,14 @@ class Helper:
         if connection.pidfd is not None:
             self._selector.unregister(connection.pidfd)
             os.close(connection.pidfd)
-        self._queue = deque(w for w in self._queue if w.connection is not connection)
         for id_ in connection.leases:
             if lease := self._leases.leases.get(id_):
                 self._leases.end(lease, happening)
 
     def _send(self, connection: Connection, answer: Answer) -> None:
-        line = to_line(answer)
+        line = _line(answer)
         if len(line) > MAX_ANSWER:
-            line = to_line(Answer("the answer is too long: ask for less", "failed"))
+            line = _line({"error": "the answer is too long: ask for less", "kind": "failed"})
         try:
             connection.socket.sendall(line)
         except OSError:  # it reads nothing, or is gone
@@ -252,14 +230,13 @@ class Helper:
                 raise ControlDenied("only powerd may say for whom it asks")
             if not is_served and request.verb != "check":
                 raise ControlDenied("no rule of the policy names you, and nobody is allowed anything by default")
-            answer = self._answer(connection, request)
+            answer: Answer = getattr(self, f"_do_{request.verb}")(connection, request)
         except PowerdError as error:
             if isinstance(error, ControlDenied) and self._policy_problem:
                 error = ControlDenied(self._policy_problem)
             answer = _refusal(error)
-            self._log_refusal(connection, answer.error)
-        if answer is not None:
-            self._send(connection, answer)
+            self._log_refusal(connection, answer["error"])
+        self._send(connection, answer)
         if not is_served:
             self._close(connection)
 
@@ -279,63 +256,39 @@ class Helper:
         if problem and problem != self._policy_problem:
             _log.error(problem)
         self._policy_problem = problem
+        self._bench.admit(policy.untested)
         return policy
 
-    def _answer(self, connection: Connection, request: Request) -> Answer | None:
-        handle: Callable[[Connection, Request], Answer | None] = getattr(self, f"_do_{request.verb}")
-        return handle(connection, request)
-
     def _do_describe(self, _connection: Connection, _request: Request) -> Answer:
-        return Answer(knobs=tuple(_described(knob) for knob in self._bench.all()))
+        return {"knobs": [_described(knob) for knob in self._bench.all()]}
 
     def _do_status(self, _connection: Connection, _request: Request) -> Answer:
-        now_s = boottime_s()
         problems = [*self._leases.problems(), *([self._policy_problem] if self._policy_problem else [])]
-        leases = tuple(lease.told(now_s) for lease in self._leases.leases.values())
-        return Answer(leases=leases, problems=tuple(problems))
+        now_s = boottime_s()
+        return {"leases": [lease.told(now_s) for lease in self._leases.leases.values()], "problems": problems}
 
     def _do_check(self, connection: Connection, request: Request) -> Answer:
-        caller = connection.caller(request.claim)
         policy = self._policy()
-        if request.wishes:
-            policy.check(caller, self._wanted(request), request.ttl_s)
         if self._policy_problem:
             raise ControlDenied(self._policy_problem)
-        return Answer(allowed=tuple(rule.text() for rule in policy.of(caller)))
+        return {"allowed": policy.texts(connection.caller(request.claim))}
 
     def _wanted(self, request: Request) -> list[tuple[Knob, Value]]:
-        knobs = [(self._bench.find(wish.device, wish.knob), wish.level) for wish in request.wishes]
-        return [(knob, resolve(level, knob.range, knob.name)) for knob, level in knobs]
+        wanted = [(self._bench.find(wish.device, wish.knob), wish.value) for wish in request.wishes]
+        for knob, value in wanted:
+            knob.check(value)
+        return wanted
 
-    def _do_acquire(self, connection: Connection, request: Request) -> Answer | None:
-        wanted, policy = self._wanted(request), self._policy()
-        policy.check(connection.caller(request.claim), wanted, request.ttl_s)
-        try:
-            lease = self._leases.acquire(connection.holder(request), wanted, request.ttl_s, policy.stated)
-        except LeaseHeld:
-            if not request.wait_s:
-                raise
-            if not self._is_queued(connection):
-                self._queue.append(_Waiting(connection, request, boottime_s() + request.wait_s))
-            return None
+    def _do_acquire(self, connection: Connection, request: Request) -> Answer:
+        policy = self._policy()
+        wanted = self._wanted(request)
+        bounded = policy.check(connection.caller(request.claim), wanted, request.ttl_s)
+        lease = self._leases.acquire(connection.holder(request), wanted, request.ttl_s, policy.stated, bounded)
         connection.leases.add(lease.id)
-        return Answer(lease=lease.told(boottime_s()))
+        return self._told(lease)
 
-    def _is_queued(self, connection: Connection) -> bool:
-        return any(w.connection is connection for w in self._queue)
-
-    def _serve_queue(self, now_s: float) -> None:
-        """Those who wait, in the order in which they came; each once."""
-        for waiting in list(self._queue):
-            is_late = now_s >= waiting.until_s
-            request = Request(**{**_fields(waiting.request), "wait_s": 0.0}) if is_late else waiting.request
-            try:
-                answer = self._do_acquire(waiting.connection, request)
-            except PowerdError as error:
-                answer = _refusal(error)
-            if answer is not None and waiting in self._queue:
-                self._queue.remove(waiting)
-                self._send(waiting.connection, answer)
+    def _told(self, lease: Lease) -> Answer:
+        return {"lease": lease.told(boottime_s())}
 
     def _own(self, connection: Connection, request: Request) -> Lease:
         """The lease that a request names and the process behind the connection holds. Raises `ControlError`."""
@@ -346,16 +299,16 @@ class Helper:
 
     def _do_set(self, connection: Connection, request: Request) -> Answer:
         lease = self._own(connection, request)
+        policy = self._policy()
         wanted = self._wanted(request)
-        self._policy().check(connection.caller(request.claim), wanted, lease.ttl_s)
-        self._leases.change(lease, wanted)
-        return Answer(lease=lease.told(boottime_s()))
+        bounded = policy.check(connection.caller(request.claim), wanted, lease.ttl_s)
+        self._leases.change(lease, wanted, bounded)
+        return self._told(lease)
 
     def _do_renew(self, connection: Connection, request: Request) -> Answer:
         lease = self._own(connection, request)
         self._leases.renew(lease)
-        connection.leases.add(lease.id)
-        return Answer(lease=lease.told(boottime_s()))
+        return self._told(lease)
 
     def _do_release(self, connection: Connection, request: Request) -> Answer:
         lease = self._leases.leases.get(request.lease)
@@ -363,7 +316,7 @@ class Helper:
         if lease is None or (lease.holder.uid, lease.holder.claim) != (asker.uid, asker.claim):
             raise ControlError(f"you hold no lease {request.lease[:40]!r}: it has ended, or is somebody else's")
         self._leases.end(lease, Happening.RELEASED)
-        return Answer(lease=lease.told(boottime_s()))
+        return self._told(lease)
 
     def _do_steal(self, connection: Connection, request: Request) -> Answer:
         if not self._policy().may_steal(connection.caller(request.claim)):
@@ -372,24 +325,28 @@ class Helper:
         if lease is None:
             raise ControlError(f"there is no lease {request.lease[:40]!r}")
         self._leases.end(lease, Happening.TAKEN)
-        return Answer(lease=lease.told(boottime_s()))
+        return self._told(lease)
 
 
 def _refusal(error: PowerdError) -> Answer:
-    kind = next(kind for cls, kind in _KINDS if isinstance(error, cls))
-    return Answer(error=printable(str(error), limit=1000), kind=kind)
+    kind = next(kind for of, kind in _KINDS if isinstance(error, of))
+    return {"error": plain(str(error), 1000), "kind": kind}
 
 
-def _fields(request: Request) -> dict[str, Any]:
-    return {name: getattr(request, name) for name in Request.__slots__}
+def _line(answer: Answer) -> bytes:
+    return json.dumps(answer, separators=(",", ":")).encode() + b"\n"
 
 
-def _described(knob: Knob) -> KnobInfo:
-    problem = "the GPU is divided (MIG): a knob concerns all who share it" if knob.is_shared else ""
+def _described(knob: Knob) -> Answer:
+    """As `powerd_core.lease.KnobInfo`."""
+    problem, range_, setting = "", Range(), Setting()
     try:
-        return KnobInfo(knob.device, knob.uuid, knob.name, knob.range, knob.read(), problem)
+        range_, setting = knob.range, knob.read()
+        problem = "the GPU is divided (MIG): a knob concerns all who share it" if knob.is_shared else ""
     except KnobError as error:
-        return KnobInfo(knob.device, knob.uuid, knob.name, Range(), Setting(), str(error))
+        problem = str(error)
+    names = {"device": knob.device, "uuid": knob.uuid, "knob": knob.name}
+    return {**names, "range": asdict(range_), "setting": asdict(setting), "problem": problem}
 
 
 def _groups(peer: socket.socket, gid: int) -> frozenset[int]:
@@ -469,13 +426,17 @@ def make_bench(nvml: str, sysfs: Path) -> Bench:
             raise KnobError(f"{module}: {error!r}") from error
         return make(library)
 
-    return Bench(
-        {
-            "nvml": lambda: of_library(nvml, gpu_knobs),
-            "amdsmi": lambda: of_library("amdsmi", amd_knobs),
-            "cpu": lambda: cpu_knobs(sysfs),
-        }
-    )
+    def amd() -> Iterable[Knob | KnobError]:
+        from powerd_control.untested import amd_knobs
+
+        return of_library("amdsmi", amd_knobs)
+
+    def cpu() -> Iterable[Knob | KnobError]:
+        from powerd_control.untested import cpu_knobs
+
+        return cpu_knobs(sysfs)
+
+    return Bench({"nvml": lambda: of_library(nvml, gpu_knobs)}, untested={"amd": amd, "cpu": cpu})
 
 
 def lock_machine(path: Path) -> int:
@@ -494,14 +455,22 @@ def lock_machine(path: Path) -> int:
     return lock
 
 
-def _lock_path(arguments: argparse.Namespace, state: Path) -> Path:
+def _lock_path(is_simulated: bool, state: Path) -> Path:
     """One for the machine's own driver, whatever the socket is; simulated GPUs each have one beside the records."""
-    is_real = os.geteuid() == 0 and arguments.nvml == "pynvml" and not os.environ.get("POWERD_SIM_GPU")
-    return Path(DEFAULT_SOCKET).with_name("lock") if is_real else state.with_name("lock")
+    return state.with_name("lock") if is_simulated or os.geteuid() else Path(DEFAULT_SOCKET).with_name("lock")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Serve, or with ``--revert-all`` put back what a helper that was killed has left."""
+def check_root(arguments: argparse.Namespace, is_isolated: bool) -> bool:
+    """Whether the driver is a simulated one. Raises `ConfigError` where root would run what its environment names."""
+    is_simulated = arguments.nvml != "pynvml" or SIMULATED in os.environ
+    if os.geteuid() == 0 and is_simulated and not arguments.simulated:
+        raise ConfigError(f"--nvml or ${SIMULATED} names a simulated driver: root has to say --simulated for it")
+    if os.geteuid() == 0 and not is_simulated and not is_isolated:
+        raise ConfigError(f"root starts it as `{sys.executable} -I -m powerd_control`: $PYTHONPATH would run as root")
+    return is_simulated
+
+
+def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="powerd-control", description="Sets power caps and clocks under lease; see `powerd control --help`."
     )
@@ -512,14 +481,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--state", type=Path, help="folder of the records (default: leases, beside the socket)")
     parser.add_argument("--nvml", default="pynvml", metavar="MODULE", help="a module with pynvml's names (%(default)s)")
+    parser.add_argument("--simulated", action="store_true", help="the driver may be a simulated one, for root too")
     parser.add_argument("--sysfs", type=Path, default=Path("/sys"), help=argparse.SUPPRESS)
     parser.add_argument("--revert-all", action="store_true", help="put back what a helper that was killed has left")
-    arguments = parser.parse_args(argv)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Serve, or with ``--revert-all`` put back what a helper that was killed has left."""
+    arguments = parser().parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="powerd-control: %(message)s", stream=sys.stderr)
     try:
         return _run(arguments)
     except PowerdError as error:
-        print(f"powerd-control: {printable(str(error), limit=2000)}", file=sys.stderr)
+        print(f"powerd-control: {plain(str(error), 2000)}", file=sys.stderr)
         return 2
 
 
@@ -529,7 +504,7 @@ def _run(arguments: argparse.Namespace) -> int:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda number, _: stops.append(number))
     state = arguments.state or arguments.socket.with_name("leases")
-    lock = lock_machine(_lock_path(arguments, state))
+    lock = lock_machine(_lock_path(check_root(arguments, bool(sys.flags.isolated)), state))
     bench = make_bench(arguments.nvml, arguments.sysfs)
     leases = Leases(bench, Records(state), boottime_s, boot_id())
     try:

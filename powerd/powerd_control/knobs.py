@@ -1,7 +1,8 @@
 """The knobs of this machine: what can be set, to what, and how it goes back.
 
-A knob is one class behind one contract, `Knob`. What it needs of the machine is handed to it: a module with the names
-of pynvml or amdsmi, or the root of sysfs. Errors of libraries and files become `KnobError` here.
+A knob is one class behind one contract, `Knob`; those of NVIDIA's GPUs are here, others in `powerd_control.untested`.
+What a knob needs of the machine is handed to it, such as a module with pynvml's names. Errors of libraries and files
+become `KnobError`.
 """
 
 from __future__ import annotations
@@ -14,8 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from powerd_core.errors import ConfigError, ControlError
-from powerd_core.lease import UNLOCKED, Range, Setting, Value
-from powerd_core.text import did_you_mean
+from powerd_core.hold import UNLOCKED, Range, Setting, Value, shown
 
 Found = Mapping[str, Any]
 """What a knob was before: JSON that says how it goes back, and under ``value`` what it amounts to."""
@@ -25,13 +25,6 @@ _VOLTA, _AMPERE = 5, 7
 """nvmlDeviceArchitecture_t. Locked SM clocks came with Volta, locked memory clocks with Ampere."""
 _GRAPHICS, _SM, _MEMORY = 0, 1, 2
 """nvmlClockType_t."""
-_LIMITS = {"at_cap_s": (74,), "thermal_s": (269, 270), "brake_s": (271,)}
-"""Fields that count nanoseconds at a limit (nvml.h, NVML_FI_DEV_CLOCKS_EVENT_REASON_*)."""
-_IDLE, _SLOWED = 0x1, 0x4 | 0x8 | 0x20 | 0x40 | 0x80
-"""Bits of nvmlClocksEventReasons: nothing to do; the power cap, heat or the power brake."""
-_CLOCK_STEP_MHZ = 15
-_LEAST_SHARE = 0.25
-"""The least power that a processor's package is set to, of the greatest: the kernel names none."""
 _REMEDY = {
     _NO_PERMISSION: "the driver refuses it: the helper has to run as root, outside a container or virtual guest",
     _NOT_SUPPORTED: "this GPU does not have it",
@@ -48,7 +41,9 @@ class Knob(ABC):
     """One thing about one device that can be set."""
 
     name: ClassVar[str]
-    """As in `powerd_core.lease.UNITS`."""
+    """As in `powerd_core.hold.UNITS`."""
+    driver: ClassVar[str] = "nvml"
+    """Who makes it: a name of the `Bench`'s makers."""
     is_shared = False
     """Whether it concerns others than those who use the device by this name: a GPU that is divided (MIG)."""
 
@@ -67,9 +62,23 @@ class Knob(ABC):
     def range(self) -> Range:
         """What it takes. This and all below raise `KnobError`."""
 
-    @abstractmethod
+    def check(self, value: Value) -> None:
+        """Raises `ConfigError` for what it does not take."""
+        of = self.range
+        if isinstance(value, str):
+            words = of.words or tuple(word for word in (of.default,) if isinstance(word, str))
+            is_taken, what = value in words, ", ".join(words) or "a number"
+        elif of.listed:
+            is_taken, what = value in of.listed, f"a listed value from {of.least:g} to {shown(of.greatest, self.name)}"
+        else:
+            is_taken = not of.words and of.least - 1e-6 <= value <= of.greatest + 1e-6
+            what = f"{of.least:g} to {shown(of.greatest, self.name)}"
+        if not is_taken:
+            raise ConfigError(f"{self.name} takes {what}, not {shown(value, self.name)[:60]}")
+
     def find(self) -> Found:
         """What has to be put back later."""
+        return {"value": self.read().requested}
 
     @abstractmethod
     def set(self, value: Value) -> None:
@@ -79,9 +88,9 @@ class Knob(ABC):
     def read(self) -> Setting:
         """What is requested and enforced now; None for what the driver does not say."""
 
-    @abstractmethod
     def revert(self, found: Found) -> None:
         """Put back what was found."""
+        self.set(found["value"])
 
     def greatest(self, found: Found) -> float | None:
         """Above what it is never set where this was found; None for no such bound but its range."""
@@ -93,15 +102,6 @@ class Knob(ABC):
 
     def users(self) -> frozenset[int] | None:
         """The user ids of the processes that compute on the device; None where nobody can say."""
-        return None
-
-    def limited_s(self) -> dict[str, float]:
-        """Seconds that the driver has counted at its limits so far: ``at_cap_s``, ``thermal_s``, ``brake_s``."""
-        return {}
-
-    def misses(self, value: Value) -> bool | None:
-        """Whether the device works at another value than a locked one, and no limit explains it; None while it rests,
-        and where nobody can say."""
         return None
 
 
@@ -211,16 +211,6 @@ class Gpu:
                 uids.add(Path(f"/proc/{pid}").stat().st_uid)
         return frozenset(uids)
 
-    def limited_s(self) -> dict[str, float]:
-        fields = [field for of in _LIMITS.values() for field in of]
-        try:
-            answers = dict(zip(fields, self.call("nvmlDeviceGetFieldValues", fields), strict=True))
-        except KnobError:
-            return {}
-        counted = {f: answer.value.ullVal for f, answer in answers.items() if answer.nvmlReturn == 0}
-        told = {name: of for name, of in _LIMITS.items() if counted.keys() >= set(of)}
-        return {name: sum(counted[field] for field in of) / 1e9 for name, of in told.items()}
-
     def knobs(self) -> Iterator[Knob]:
         yield PowerCap(self)
         clock = ApplicationClock if self.architecture < _VOLTA else LockedClock
@@ -246,9 +236,6 @@ class GpuKnob(Knob):
     def users(self) -> frozenset[int] | None:
         return self.gpu.users()
 
-    def limited_s(self) -> dict[str, float]:
-        return self.gpu.limited_s()
-
 
 class PowerCap(GpuKnob):
     """The power limit. Out of its range the driver refuses; another limiter of the machine may enforce a lower one."""
@@ -260,18 +247,12 @@ class PowerCap(GpuKnob):
         least, greatest = self.call("nvmlDeviceGetPowerManagementLimitConstraints")
         return Range(least / 1e3, greatest / 1e3, self.call("nvmlDeviceGetPowerManagementDefaultLimit") / 1e3)
 
-    def find(self) -> Found:
-        return {"value": self.read().requested}
-
     def set(self, value: Value) -> None:
         self.call("nvmlDeviceSetPowerManagementLimit", round(float(value) * 1e3))
 
     def read(self) -> Setting:
         requested = self.call("nvmlDeviceGetPowerManagementLimit") / 1e3
         return Setting(None, requested, self.call("nvmlDeviceGetEnforcedPowerLimit") / 1e3)
-
-    def revert(self, found: Found) -> None:
-        self.set(found["value"])
 
 
 class ClockKnob(GpuKnob):
@@ -294,24 +275,11 @@ class ClockKnob(GpuKnob):
     def _default(self) -> Value | None:
         return UNLOCKED
 
-    def misses(self, value: Value) -> bool | None:
-        try:
-            reasons = int(self.call("nvmlDeviceGetCurrentClocksEventReasons"))
-            clock = int(self.call("nvmlDeviceGetClockInfo", self._kind))
-        except KnobError:
-            return None
-        if reasons & _IDLE or not isinstance(value, float):
-            return None
-        return abs(clock - value) > _CLOCK_STEP_MHZ and not reasons & _SLOWED
-
 
 class LockedClock(ClockKnob):
     """A clock locked to one value. The driver does not tell a lock."""
 
     is_untold = True
-
-    def find(self) -> Found:
-        return {"value": UNLOCKED}
 
     def set(self, value: Value) -> None:
         word = "Gpu" if self._kind == _SM else "Memory"
@@ -323,15 +291,9 @@ class LockedClock(ClockKnob):
     def read(self) -> Setting:
         return Setting()
 
-    def revert(self, found: Found) -> None:
-        self.set(found["value"])
-
 
 class ApplicationClock(ClockKnob):
     """A clock of the pair that GPUs before Volta run applications at."""
-
-    def find(self) -> Found:
-        return {"value": self.read().requested}
 
     def set(self, value: Value) -> None:
         pair = {kind: int(self.call("nvmlDeviceGetApplicationsClock", kind)) for kind in (_MEMORY, _GRAPHICS)}
@@ -343,9 +305,6 @@ class ApplicationClock(ClockKnob):
         clock = float(self.call("nvmlDeviceGetApplicationsClock", kind))
         return Setting(None, clock, clock)
 
-    def revert(self, found: Found) -> None:
-        self.set(found["value"])
-
     @property
     def _default(self) -> Value | None:
         kind = _MEMORY if self._kind == _MEMORY else _GRAPHICS
@@ -353,209 +312,6 @@ class ApplicationClock(ClockKnob):
             return float(self.call("nvmlDeviceGetDefaultApplicationsClock", kind))
         except KnobError:
             return None
-
-
-# AMD. Met only a fake so far.
-
-
-class AmdKnob(Knob):
-    """A knob behind a module with amdsmi's names."""
-
-    def __init__(self, amdsmi: Any, handle: Any, device: str) -> None:
-        self._amdsmi, self._handle = amdsmi, handle
-        super().__init__(device, str(self.call("amdsmi_get_gpu_device_uuid")))
-
-    def call(self, name: str, *arguments: Any) -> Any:
-        try:
-            return getattr(self._amdsmi, name)(self._handle, *arguments)
-        except self._amdsmi.AmdSmiException as error:
-            raise KnobError(f"{name}: {error}") from error
-
-
-class AmdPowerCap(AmdKnob):
-    """Watts outside, microwatts in the library. Some boards refuse lower caps, or take them as a wish."""
-
-    name = "power_cap"
-
-    @cached_property
-    def range(self) -> Range:
-        cap = self.call("amdsmi_get_power_cap_info")
-        return Range(cap["min_power_cap"] / 1e6, cap["max_power_cap"] / 1e6, cap["default_power_cap"] / 1e6)
-
-    def find(self) -> Found:
-        return {"value": self.read().requested}
-
-    def set(self, value: Value) -> None:
-        self.call("amdsmi_set_power_cap", 0, round(float(value) * 1e6))
-
-    def read(self) -> Setting:
-        cap_w = self.call("amdsmi_get_power_cap_info")["power_cap"] / 1e6
-        return Setting(None, cap_w, cap_w)
-
-    def revert(self, found: Found) -> None:
-        self.set(found["value"])
-
-
-class AmdClock(AmdKnob):
-    """The greatest clock of the compute units. One clock set resets the other, and the way back is the performance
-    level ``auto`` for all of them: this one alone is offered."""
-
-    name = "sm_clock"
-    is_untold = True
-
-    @cached_property
-    def range(self) -> Range:
-        clock = self.call("amdsmi_get_clock_info", self._amdsmi.AmdSmiClkType.GFX)
-        return Range(float(clock["min_clk"]), float(clock["max_clk"]), UNLOCKED)
-
-    def find(self) -> Found:
-        return {"value": UNLOCKED}
-
-    def set(self, value: Value) -> None:
-        if value == UNLOCKED:
-            self.call("amdsmi_set_gpu_perf_level", self._amdsmi.AmdSmiDevPerfLevel.AUTO)
-            return
-        kinds = self._amdsmi
-        self.call("amdsmi_set_gpu_clk_limit", kinds.AmdSmiClkType.GFX, kinds.AmdSmiClkLimitType.MAX, int(value))
-
-    def read(self) -> Setting:
-        return Setting()
-
-    def revert(self, found: Found) -> None:
-        self.set(found["value"])
-
-
-# Processors: files of sysfs.
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except OSError as error:
-        raise KnobError(f"{path}: {error.strerror}") from error
-
-
-def _write(path: Path, text: str) -> None:
-    """Raises `KnobError` where the kernel refuses it, or says nothing and keeps another value (a lock of the BIOS)."""
-    try:
-        path.write_text(text)
-    except OSError as error:
-        raise KnobError(f"{path}: {error.strerror}") from error
-
-
-def _uniform(values: list[float]) -> Value:
-    """One number for several that are the same, else from where to where they go."""
-    return values[0] if min(values) == max(values) else f"{min(values):g}-{max(values):g}"
-
-
-class PackagePower(Knob):
-    """RAPL's limit of a processor's package: the long and the short constraint, since either alone is exceeded."""
-
-    name = "package_power"
-
-    def __init__(self, folder: Path, number: int) -> None:
-        super().__init__(f"cpu{number}", f"rapl-package-{number}")
-        self._folder = folder
-        self._limits = sorted(folder.glob("constraint_[01]_power_limit_uw"))
-
-    @cached_property
-    def range(self) -> Range:
-        greatest = float(_read(self._folder / "constraint_0_max_power_uw")) / 1e6
-        if greatest <= 0:
-            raise KnobError(f"{self.device}: the kernel does not say how much power this processor may take")
-        return Range(_LEAST_SHARE * greatest, greatest)
-
-    def greatest(self, found: Found) -> float | None:
-        return min(float(found["files"][path.name]) / 1e6 for path in self._limits)
-
-    def find(self) -> Found:
-        files = [*self._limits, self._folder / "enabled"]
-        return {"value": self.read().requested, "files": {path.name: _read(path) for path in files}}
-
-    def set(self, value: Value) -> None:
-        for path in self._limits:
-            _write(path, str(round(float(value) * 1e6)))
-        _write(self._folder / "enabled", "1")
-
-    def read(self) -> Setting:
-        requested = _uniform([float(_read(path)) / 1e6 for path in self._limits])
-        return Setting(None, requested, requested if _read(self._folder / "enabled") == "1" else None)
-
-    def revert(self, found: Found) -> None:
-        for name, text in found["files"].items():
-            _write(self._folder / name, text)
-
-
-class CpuFrequency(Knob):
-    """All cores at one frequency: least and greatest of every policy of cpufreq."""
-
-    name = "cpu_clock"
-
-    def __init__(self, policies: list[Path]) -> None:
-        super().__init__("cpu", "cpufreq")
-        self._policies = policies
-
-    @cached_property
-    def range(self) -> Range:
-        least = max(float(_read(p / "cpuinfo_min_freq")) for p in self._policies) / 1e3
-        return Range(least, min(float(_read(p / "cpuinfo_max_freq")) for p in self._policies) / 1e3)
-
-    def find(self) -> Found:
-        limits = {p.name: [_read(p / "scaling_min_freq"), _read(p / "scaling_max_freq")] for p in self._policies}
-        return {"value": self.read().requested, "limits": limits}
-
-    def set(self, value: Value) -> None:
-        khz = str(round(float(value) * 1e3))
-        for policy in self._policies:
-            self._limit(policy, khz, khz)
-
-    @staticmethod
-    def _limit(policy: Path, least: str, greatest: str) -> None:
-        # The kernel refuses a least above the greatest: down with it first.
-        _write(policy / "scaling_min_freq", _read(policy / "cpuinfo_min_freq"))
-        _write(policy / "scaling_max_freq", greatest)
-        _write(policy / "scaling_min_freq", least)
-
-    def read(self) -> Setting:
-        names = ("scaling_min_freq", "scaling_max_freq")
-        limits = _uniform([float(_read(p / name)) / 1e3 for p in self._policies for name in names])
-        return Setting(None, limits, limits)
-
-    def revert(self, found: Found) -> None:
-        for policy in self._policies:
-            if policy.name in found["limits"]:
-                self._limit(policy, *found["limits"][policy.name])
-
-
-class CpuGovernor(Knob):
-    """The governor of every policy of cpufreq."""
-
-    name = "cpu_governor"
-
-    def __init__(self, policies: list[Path]) -> None:
-        super().__init__("cpu", "cpufreq")
-        self._policies = policies
-
-    @cached_property
-    def range(self) -> Range:
-        return Range(words=tuple(_read(self._policies[0] / "scaling_available_governors").split()))
-
-    def find(self) -> Found:
-        governors = {p.name: _read(p / "scaling_governor") for p in self._policies}
-        return {"value": self.read().requested, "governors": governors}
-
-    def set(self, value: Value) -> None:
-        for policy in self._policies:
-            _write(policy / "scaling_governor", str(value))
-
-    def read(self) -> Setting:
-        governors = "+".join(sorted({_read(p / "scaling_governor") for p in self._policies}))
-        return Setting(None, governors, governors)
-
-    def revert(self, found: Found) -> None:
-        for policy in self._policies:
-            if policy.name in found["governors"]:
-                _write(policy / "scaling_governor", found["governors"][policy.name])
 
 
 # All of them.
@@ -579,41 +335,15 @@ def gpu_knobs(nvml: Any) -> Iterator[Knob | KnobError]:
             yield error
 
 
-def amd_knobs(amdsmi: Any) -> Iterator[Knob]:
-    try:
-        amdsmi.amdsmi_init()
-        handles = amdsmi.amdsmi_get_processor_handles()
-    except amdsmi.AmdSmiException as error:
-        raise KnobError(f"amdsmi: {error}") from error
-    for index, handle in enumerate(handles):
-        yield AmdPowerCap(amdsmi, handle, f"gpu{index}")
-        yield AmdClock(amdsmi, handle, f"gpu{index}")
-
-
-def cpu_knobs(sysfs: Path) -> Iterator[Knob]:
-    """Of processors, as far as the kernel offers them to whoever runs this."""
-    packages = [p for p in sorted(sysfs.glob("class/powercap/intel-rapl:?")) if (p / "name").exists()]
-    for folder in packages:
-        if (folder / "constraint_0_power_limit_uw").exists() and _read(folder / "name").startswith("package-"):
-            yield PackagePower(folder, int(_read(folder / "name").removeprefix("package-")))
-    policies = sorted(sysfs.glob("devices/system/cpu/cpufreq/policy*"))
-    if policies:
-        yield CpuFrequency(policies)
-        yield CpuGovernor(policies)
-
-
 class Missing(Knob):
     """One that a record names and that is not here now, or not yet."""
 
-    def __init__(self, uuid: str, name: str, why: str) -> None:
+    def __init__(self, driver: str, uuid: str, name: str, why: str) -> None:
         super().__init__(uuid, uuid)
-        self.name, self._why = name, why  # type: ignore[misc]
+        self.driver, self.name, self._why = driver, name, why  # type: ignore[misc]
 
     @property
     def range(self) -> Range:
-        raise KnobError(self._why)
-
-    def find(self) -> Found:
         raise KnobError(self._why)
 
     def set(self, value: Value) -> None:
@@ -622,19 +352,23 @@ class Missing(Knob):
     def read(self) -> Setting:
         raise KnobError(self._why)
 
-    def revert(self, found: Found) -> None:
-        raise KnobError(self._why)
+
+Maker = Callable[[], Iterable[Knob | KnobError]]
 
 
 class Bench:
-    """All knobs of the machine, by (UUID, name). ``makers`` are asked again for what is not known: a driver, or a card,
-    may come later. ``problems`` says what is wrong with whom.
+    """All knobs of the machine, by (UUID, name). Makers are asked again for what is not known: a driver, or a card, may
+    come later. ``problems`` says what is wrong with whom.
     """
 
-    def __init__(self, makers: Mapping[str, Callable[[], Iterable[Knob | KnobError]]]) -> None:
-        self._makers = makers
+    def __init__(self, makers: Mapping[str, Maker], untested: Mapping[str, Maker] | None = None) -> None:
+        """``makers`` by their names. Those that are ``untested`` on hardware make nothing before `admit` names them."""
+        self._makers, self._untested = dict(makers), untested or {}
         self._knobs: dict[tuple[str, str], Knob] = {}
         self.problems: list[str] = []
+
+    def admit(self, names: Iterable[str]) -> None:
+        self._makers |= {name: self._untested[name] for name in names if name in self._untested}
 
     def all(self) -> list[Knob]:
         self.problems = []
@@ -660,16 +394,16 @@ class Bench:
         knobs = self.all()
         if (known := self._known(device, name)) is not None:
             return known
-        devices = {knob.device for knob in knobs}
-        if not any(device in (knob.device, knob.uuid) for knob in knobs):
-            why = "".join(f"; {problem}" for problem in self.problems)
-            raise ConfigError(f"there is no device {device[:60]!r} here{did_you_mean(device[:60], devices)}{why}")
-        has = ", ".join(sorted(k.name for k in knobs if device in (k.device, k.uuid)))
-        raise ConfigError(f"{device[:60]} has no {name}: it has {has}")
+        has = sorted(knob.name for knob in knobs if device in (knob.device, knob.uuid))
+        if has:
+            raise ConfigError(f"{device[:60]} has no {name}: it has {', '.join(has)}")
+        devices = ", ".join(sorted({knob.device for knob in knobs})) or "none"
+        raise ConfigError("; ".join([f"there is no device {device[:60]!r} here: there is {devices}", *self.problems]))
 
-    def find_again(self, uuid: str, name: str) -> Knob:
+    def find_again(self, driver: str, uuid: str, name: str) -> Knob:
         """The knob that a record names."""
+        self.admit([driver])
         try:
             return self.find(uuid, name)
         except ConfigError as error:
-            return Missing(uuid, name, str(error))
+            return Missing(driver, uuid, name, str(error))

@@ -1,4 +1,4 @@
-"""Leases of knobs: what is set, for whom, and how it goes back. The life of a hold is `powerd_core.lease.TRANSITIONS`.
+"""Leases of knobs: what is set, for whom, and how it goes back. The life of a hold is `powerd_core.hold.TRANSITIONS`.
 
 Before a knob is set, what was found and what is asked stand in a record, synced. A helper that was killed at any
 moment leaves the record, and the next one ends what it says. Records lie in memory (``/run``), as the settings do: a
@@ -18,21 +18,20 @@ import stat
 import time
 import weakref
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from powerd_control.knobs import Bench, Found, Knob, KnobError, Missing
+from powerd_control.requests import plain
 from powerd_core.errors import ConfigError, ControlError, LeaseHeld
-from powerd_core.lease import (
+from powerd_core.hold import (
     ENDINGS,
-    Evidence,
+    UNITS,
     Happening,
-    Holding,
-    LeaseInfo,
     Setting,
     State,
     Value,
@@ -41,16 +40,12 @@ from powerd_core.lease import (
     is_same,
     shown,
 )
-from powerd_core.settings import UNITS
-from powerd_core.text import printable
 
 _log = logging.getLogger(__name__)
 
 POLL_S = 2.0
 """How often held knobs are read again, and what did not go back is tried again."""
-GRACE_S = 5.0
-"""How long a holder has to come back after the helper was killed."""
-_VERSION = 1
+_VERSION = 2
 """Of the records."""
 _PAGE = 4096
 _MOST_BYTES = 1 << 20
@@ -66,9 +61,6 @@ class Holder:
     name: str = ""
     claim: str = ""
     """The key of the remote client for whom powerd, the process, holds them."""
-
-    def is_alive(self) -> bool:
-        return start_ticks(self.pid) == self.start_ticks
 
     def is_same_process(self, other: Holder) -> bool:
         mine, others = ((h.uid, h.pid, h.start_ticks, h.claim) for h in (self, other))
@@ -92,10 +84,6 @@ class Hold:
     """Whether the driver has shown the newest value as ours."""
     changed_ns: int = 0
     why: str = ""
-    limited_s: dict[str, float] = field(default_factory=dict)
-    """What the driver had counted at its limits when the knob was set."""
-    looks: int = 0
-    missed: int = 0
 
     @property
     def key(self) -> tuple[str, str]:
@@ -107,8 +95,6 @@ class Hold:
 
     def happen(self, happening: Happening, why: str = "") -> None:
         self.state = follow(self.state, happening)
-        if happening is Happening.RENEWED:
-            return
         if happening in (Happening.APPLIED, Happening.CHANGED):
             self.is_read_back = happening is Happening.APPLIED
         self.changed_ns = _now_ns()
@@ -131,7 +117,6 @@ class Hold:
             return
         self.stands = read.requested
         self.setting = Setting(self.asked, read.requested, read.enforced)
-        self.limited_s, self.looks, self.missed = self.knob.limited_s(), 0, 0
         if read.requested is None or is_same(read.requested, self.asked):
             self.happen(Happening.APPLIED)
             self.changed_ns = begin_ns
@@ -153,8 +138,6 @@ class Hold:
         """Whether the knob is as we have set it, while it is held."""
         read = self.knob.read()
         self.setting = Setting(self.asked, read.requested, read.enforced)
-        missed = self.knob.misses(self.asked)
-        self.looks, self.missed = self.looks + (missed is not None), self.missed + bool(missed)
         if read.requested is not None and is_same(read.requested, self.asked):
             return
         if read.requested is not None or self._is_forgotten():
@@ -197,26 +180,30 @@ class Hold:
         except (KnobError, LookupError, TypeError, ValueError) as error:
             self.happen(Happening.REVERT_FAILED, str(error))
 
-    def told(self) -> Holding:
-        found = self.found.get("value")
-        knob = self.knob
-        evidence = self._evidence() if self.state is State.HELD else None
-        return Holding(
-            knob.device,
-            knob.uuid,
-            knob.name,
-            self.state,
-            found,
-            self.setting,
-            self.changed_ns,
-            self.why,
-            evidence,
-        )
+    def told(self) -> dict[str, Any]:
+        """As `powerd_core.lease.Holding`."""
+        return {
+            "device": self.knob.device,
+            "uuid": self.knob.uuid,
+            "knob": self.knob.name,
+            "state": self.state.value,
+            "found": self.found.get("value"),
+            "setting": asdict(self.setting),
+            "changed_ns": self.changed_ns,
+            "why": self.why,
+        }
 
-    def _evidence(self) -> Evidence:
-        now_s, before = self.knob.limited_s(), self.limited_s
-        grown = {name: now_s[name] - before[name] for name in now_s.keys() & before.keys()}
-        return Evidence((_now_ns() - self.changed_ns) / 1e9, **grown, looks=self.looks, missed=self.missed)
+    def document(self) -> dict[str, Any]:
+        """Of the record."""
+        return {
+            "driver": self.knob.driver,
+            "uuid": self.knob.uuid,
+            "knob": self.knob.name,
+            "found": dict(self.found),
+            "ours": self.ours,
+            "state": self.state.value,
+            "odometer": self.odometer,
+        }
 
 
 @dataclass(slots=True)
@@ -227,10 +214,9 @@ class Lease:
     holder: Holder
     ttl_s: float
     holds: list[Hold]
+    began_s: float
     deadline_s: float
     """By CLOCK_BOOTTIME: until when another sign of life has to come."""
-    is_attached: bool = True
-    """Whether the holder has a connection to this helper."""
 
     @property
     def is_over(self) -> bool:
@@ -240,25 +226,24 @@ class Lease:
     def is_ending(self) -> bool:
         return any(hold.state in (State.REVERTING, State.ENDED) for hold in self.holds)
 
-    def told(self, now_s: float) -> LeaseInfo:
-        holds = tuple(hold.told() for hold in self.holds)
-        holder = f"{self.holder.name} ({user_name(self.holder.uid)}, pid {self.holder.pid})".strip()
-        return LeaseInfo(self.id, holder, self.ttl_s, max(0.0, self.deadline_s - now_s), holds)
+    def holder_text(self) -> str:
+        return f"{self.holder.name} ({user_name(self.holder.uid)}, pid {self.holder.pid})".strip()
+
+    def told(self, now_s: float) -> dict[str, Any]:
+        """As `powerd_core.lease.LeaseInfo`."""
+        left_s = max(0.0, self.deadline_s - now_s)
+        holds = [hold.told() for hold in self.holds]
+        return {
+            "lease": self.id,
+            "holder": self.holder_text(),
+            "ttl_s": self.ttl_s,
+            "ends_in_s": left_s,
+            "holds": holds,
+        }
 
     def document(self, boot: str) -> dict[str, Any]:
-        holds = [
-            {
-                "uuid": h.knob.uuid,
-                "knob": h.knob.name,
-                "found": dict(h.found),
-                "ours": h.ours,
-                "state": h.state.value,
-                "odometer": h.odometer,
-            }
-            for h in self.holds
-        ]
-        holder = {k: getattr(self.holder, k) for k in Holder.__slots__}
-        return {"boot_id": boot, "lease": self.id, "holder": holder, "ttl_s": self.ttl_s, "holds": holds}
+        holds = [hold.document() for hold in self.holds]
+        return {"boot_id": boot, "lease": self.id, "holder": asdict(self.holder), "ttl_s": self.ttl_s, "holds": holds}
 
 
 class Records:
@@ -355,8 +340,10 @@ class Leases:
         wanted: Iterable[tuple[Knob, Value]],
         ttl_s: float,
         stated: Mapping[str, Value] | None = None,
+        bounded: Collection[Knob] = (),
     ) -> Lease:
-        """Set the knobs, all of them or none; ``stated`` is what is found of those that cannot be read, by name.
+        """Set the knobs, all of them or none. ``stated`` is what is found of those that cannot be read, by name; those
+        that are ``bounded`` are never set above what is found.
 
         Raises `LeaseHeld`, or `ControlError` where one could not be set; all is as it was found then."""
         if self.unusable:
@@ -364,26 +351,27 @@ class Leases:
         wanted = sorted(wanted, key=lambda item: (item[0].uuid, item[0].name))
         keys = [(knob.uuid, knob.name) for knob, _ in wanted]
         if len(set(keys)) < len(keys) or not keys:
-            raise ConfigError("name each knob of a device once" if keys else "name a knob and a level")
+            raise ConfigError("name each knob of a device once" if keys else "name a knob and a value")
+        now_s = self._now_s()
         for lease in self.leases.values():
-            if taken := {hold.key for hold in lease.holds} & set(keys):
-                told = lease.told(self._now_s())
-                device = next(h.knob.device for h in lease.holds if h.key in taken)
-                left = f"{told.ends_in_s:.0f} s from now at the latest, unless it goes on"
-                raise LeaseHeld(f"{device} {min(taken)[1]} is held by {told.holder} until {left} (lease {lease.id})")
+            for hold in lease.holds:
+                if hold.key in keys:
+                    left = f"{max(0.0, lease.deadline_s - now_s):.0f} s from now at the latest, unless it goes on"
+                    what = f"{hold.knob.device} {hold.knob.name} is held by {lease.holder_text()}"
+                    raise LeaseHeld(f"{what} until {left} (lease {lease.id})")
         holds = []
         for knob, value in wanted:
-            found = {"value": stated[knob.name]} if stated and knob.is_untold else knob.find()
+            found = {"value": (stated or {})[knob.name]} if knob.is_untold else knob.find()
             holds.append(Hold(knob, found, [value], stands=found["value"]))
-            _check_bound(holds[-1], value)
-        lease = Lease(secrets.token_hex(8), holder, ttl_s, holds, self._now_s() + ttl_s)
+            _check_bound(holds[-1], value, bounded)
+        lease = Lease(secrets.token_hex(8), holder, ttl_s, holds, now_s, now_s + ttl_s)
         self._intend(lease)
         self.leases[lease.id] = lease
         self._apply(lease, holds)
         return lease
 
-    def change(self, lease: Lease, wanted: Iterable[tuple[Knob, Value]]) -> None:
-        """Other levels for knobs that the lease holds. Raises `ControlError`; where a knob could not be set the lease
+    def change(self, lease: Lease, wanted: Iterable[tuple[Knob, Value]], bounded: Collection[Knob] = ()) -> None:
+        """Other values for knobs that the lease holds. Raises `ControlError`; where a knob could not be set the lease
         has ended."""
         levels = {(knob.uuid, knob.name): value for knob, value in wanted}
         if missing := levels.keys() - {hold.key for hold in lease.holds}:
@@ -392,7 +380,7 @@ class Leases:
         if gone := next((hold for hold in holds if hold.state is not State.HELD), None):
             raise ControlError(f"{gone.knob.device} {gone.knob.name}: {gone.why}")
         for hold in holds:
-            _check_bound(hold, levels[hold.key])
+            _check_bound(hold, levels[hold.key], bounded)
         for hold in holds:
             hold.happen(Happening.CHANGED)
             hold.ours = [*hold.ours[-1:], levels[hold.key]]
@@ -422,19 +410,17 @@ class Leases:
         with contextlib.suppress(OSError):  # the record of the intention says all that is needed
             self._records.write(lease.id, lease.document(self._boot))
         for hold in holds:
-            _log.info(f"lease {lease.id}: {hold.knob.device} {hold.knob.name} {hold.told().setting}")
+            _log.info(f"lease {lease.id}: {hold.knob.device} {hold.knob.name} {hold.setting}")
 
     def renew(self, lease: Lease) -> None:
         if lease.is_ending:
             raise ControlError(f"lease {lease.id} has ended: {lease.holds[0].why}")
-        for hold in lease.holds:
-            hold.happen(Happening.RENEWED)
-        lease.deadline_s, lease.is_attached = self._now_s() + lease.ttl_s, True
+        lease.deadline_s = self._now_s() + lease.ttl_s
 
     def end(self, lease: Lease, happening: Happening) -> None:
         """End a lease; what does not go back at once is tried again by `poll`."""
         assert happening in ENDINGS
-        _log.info(f"lease {lease.id} of {lease.told(0.0).holder} ends: {happening.value}")
+        _log.info(f"lease {lease.id} of {lease.holder_text()} ends: {happening.value}")
         for hold in lease.holds:
             if hold.state is not State.ENDED:
                 hold.happen(happening)
@@ -466,7 +452,7 @@ class Leases:
     def _find_missing(self, lease: Lease) -> None:
         for hold in lease.holds:
             if isinstance(hold.knob, Missing):
-                hold.knob = self._bench.find_again(*hold.key)
+                hold.knob = self._bench.find_again(hold.knob.driver, *hold.key)
 
     def poll(self) -> None:
         """Look at what is held: silence, other people's changes, drivers that were loaded anew; and try again what did
@@ -479,9 +465,8 @@ class Leases:
             if lease.is_ending:
                 self._revert(lease)
             elif self._now_s() >= lease.deadline_s:
-                self.end(lease, Happening.SILENT if lease.is_attached else Happening.ORPHANED)
+                self.end(lease, Happening.SILENT)
             else:
-                self._find_missing(lease)
                 for hold in lease.holds:
                     if hold.state is State.HELD:
                         _look(lease, hold)
@@ -491,7 +476,7 @@ class Leases:
             self.end(lease, Happening.STOPPED)
 
     def restore(self) -> None:
-        """Take up the records of a helper that was killed: a holder that is alive may come back for `GRACE_S`."""
+        """End the leases of a helper that was killed: what their holders did meanwhile is of no known setting."""
         before, self.unusable = self.unusable, {}
         try:
             names = self._records.names()
@@ -511,7 +496,7 @@ class Leases:
         """What is wrong with records, a line each."""
         return [
             f"the record {name}.json in {self._records.path} cannot be used, so a knob may not be at what was found: "
-            f"{printable(why, limit=200)}. Set it by hand, and delete the record"
+            f"{plain(why, 200)}. Set it by hand, and delete the record"
             for name, why in self.unusable.items()
         ]
 
@@ -525,17 +510,13 @@ class Leases:
         if lease.id != name:
             raise ValueError("it is the record of another lease")
         self.leases[name] = lease
-        is_held = all(hold.state is not State.INTENT for hold in lease.holds)
-        if lease.is_ending:
-            self._revert(lease)
-        elif not (is_held and lease.holder.is_alive()):
-            self.end(lease, Happening.ORPHANED)
+        self.end(lease, Happening.ORPHANED)
 
     def _lease_of(self, document: Any) -> Lease:
         holds = [self._hold_of(h) for h in document["holds"]]
         holder = Holder(**document["holder"])
-        until_s = self._now_s() + GRACE_S
-        return Lease(str(document["lease"]), holder, float(document["ttl_s"]), holds, until_s, is_attached=False)
+        now_s = self._now_s()
+        return Lease(str(document["lease"]), holder, float(document["ttl_s"]), holds, now_s, now_s)
 
     def _hold_of(self, document: Any) -> Hold:
         found, ours, state = document["found"], list(document["ours"]), State(document["state"])
@@ -544,7 +525,7 @@ class Leases:
         odometer = document["odometer"]
         if document["knob"] not in UNITS or not isinstance(odometer, int | None):
             raise ValueError("it names no knob of ours")
-        knob = self._bench.find_again(str(document["uuid"]), document["knob"])
+        knob = self._bench.find_again(str(document["driver"]), str(document["uuid"]), document["knob"])
         is_read_back = state is not State.INTENT
         stands = ours[-1] if is_read_back else None
         return Hold(
@@ -552,11 +533,13 @@ class Leases:
         )
 
 
-def _check_bound(hold: Hold, value: Value) -> None:
-    """Raises `ConfigError` for more than the knob's greatest."""
+def _check_bound(hold: Hold, value: Value, bounded: Collection[Knob]) -> None:
+    """Raises `ConfigError` for more than what was found, where that is the most."""
+    name, found = hold.knob.name, hold.found["value"]
     most = hold.knob.greatest(hold.found)
+    if most is None and hold.knob in bounded and isinstance(found, float):
+        most = found
     if most is not None and not (isinstance(value, float) and value <= most + 1e-6):
-        name = hold.knob.name
         raise ConfigError(f"{name} is never set above what was found, {shown(most, name)}: not to {shown(value, name)}")
 
 

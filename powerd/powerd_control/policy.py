@@ -3,18 +3,21 @@
     powerd_user = "powerd"            # whom to believe for whom it asks (rules with ``remote``)
     sm_clock_found = "unlocked"       # or the MHz that an administrator locks it to: no driver tells it
     mem_clock_found = "unlocked"
+    untested = ["amd", "cpu"]         # knobs that have met no hardware yet, and are not loaded otherwise
 
     [[allow]]
     group = "energy"                  # or user = "ada", or remote = "trainer" (a key with the role control)
     devices = ["*"]                   # or ["gpu0", "GPU-4f2c..."]
     knobs = ["power_cap", "sm_clock"]
     power_cap_w = [150, 300]          # only from here to there
+    never_above_found = true          # and never above what was found
     max_ttl_s = 600                   # longest silence that may be asked for
+    max_lease_s = 604800              # longest lease, however often it is renewed
     require = "owns-all-processes"    # nobody else computes on the device
     mig = true                        # also where the GPU is divided: a knob concerns all who share it
     steal = true                      # an administrator: may end leases of others
 
-The root user needs a rule as well. A request is allowed where one rule allows it as a whole.
+The root user needs a rule as well. Each knob of a request needs one rule that allows it.
 """
 
 from __future__ import annotations
@@ -25,15 +28,17 @@ import pwd
 import stat
 import tomllib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Literal
+from typing import Any, TypeVar
 
 from powerd_control.knobs import Knob
 from powerd_core.errors import ConfigError, ControlDenied
-from powerd_core.lease import KNOB_OF_OPTION, UNLOCKED, Value, option_of, shown
-from powerd_core.serde import build_options, parse_toml
-from powerd_core.settings import UNITS
+from powerd_core.hold import KNOB_OF_OPTION, UNITS, UNLOCKED, Value, option_of, shown
+
+T = TypeVar("T")
+
+UNTESTED = ("amd", "cpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +64,10 @@ class Rule:
     mem_clock_mhz: tuple[float, float] | None = None
     package_power_w: tuple[float, float] | None = None
     cpu_clock_mhz: tuple[float, float] | None = None
+    never_above_found: bool = False
     max_ttl_s: float = 600.0
-    require: Literal["", "owns-all-processes"] = ""
+    max_lease_s: float = 7 * 86400.0
+    require: str = ""
     mig: bool = False
     steal: bool = False
 
@@ -69,10 +76,8 @@ class Rule:
             raise ValueError("name one of user, group, remote")
         if unknown := set(self.knobs) - UNITS.keys():
             raise ValueError(f"there is no knob {min(unknown)!r}: there are {', '.join(UNITS)}")
-        for option in KNOB_OF_OPTION:
-            limits = getattr(self, option, None)
-            if limits is not None and limits[0] > limits[1]:
-                raise ValueError(f"{option} is [least, greatest]")
+        if self.require not in ("", "owns-all-processes"):
+            raise ValueError("require is 'owns-all-processes'")
 
     def concerns(self, caller: Caller) -> bool:
         if self.remote or caller.claim:
@@ -81,7 +86,7 @@ class Rule:
             return _uid(self.user) == caller.uid
         return _gid(self.group) in caller.gids
 
-    def objection(self, caller: Caller, knob: Knob, value: Value, ttl_s: float) -> str:
+    def objection(self, caller: Caller, knob: Knob, value: Value, ttl_s: float, held_s: float) -> str:
         """Why the rule does not allow the caller to set the knob; empty where it does."""
         limits = getattr(self, option_of(knob.name), None)
         if "*" not in self.devices and not {knob.device, knob.uuid} & set(self.devices):
@@ -93,6 +98,8 @@ class Rule:
             return f"{knob.name} from {allowed}, not {shown(value, knob.name)}"
         if ttl_s > self.max_ttl_s:
             return f"at most {self.max_ttl_s:g} s of silence, not {ttl_s:g}"
+        if held_s > self.max_lease_s:
+            return f"a lease of at most {self.max_lease_s:g} s"
         if knob.is_shared and not self.mig:
             return f"not where the GPU is divided (MIG): {knob.name} concerns all who share it"
         if self.require:
@@ -108,8 +115,10 @@ class Rule:
             for o in KNOB_OF_OPTION
             if (pair := getattr(self, o, None)) is not None
         ]
-        parts = [", ".join(self.knobs), "on " + ", ".join(self.devices), *limits, self.require]
-        return "; ".join(part for part in parts if part) + ("; may end leases of others" if self.steal else "")
+        bound = "never above what was found" if self.never_above_found else ""
+        steal = "may end leases of others" if self.steal else ""
+        parts = [", ".join(self.knobs), "on " + ", ".join(self.devices), *limits, bound, self.require, steal]
+        return "; ".join(part for part in parts if part)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,11 +129,14 @@ class Policy:
     powerd_user: str = ""
     sm_clock_found: Value | None = None
     mem_clock_found: Value | None = None
+    untested: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name, value in self.stated.items():
             if isinstance(value, str) and value != UNLOCKED:
                 raise ValueError(f"{name}_found is {UNLOCKED!r}, or a number of MHz")
+        if set(self.untested) - set(UNTESTED):
+            raise ValueError(f"untested is of {', '.join(UNTESTED)}")
 
     @property
     def stated(self) -> dict[str, Value]:
@@ -142,20 +154,35 @@ class Policy:
     def may_steal(self, caller: Caller) -> bool:
         return any(rule.steal for rule in self.of(caller))
 
-    def check(self, caller: Caller, wanted: Iterable[tuple[Knob, Value]], ttl_s: float) -> None:
-        """Raises `ControlDenied`, which says what would be allowed, unless one rule allows each of these."""
-        rules = self.of(caller)
+    def texts(self, caller: Caller) -> list[str]:
+        """What the caller may, a line each, for `powerd control check`."""
+        lines = [rule.text() for rule in self.of(caller)]
+        return lines + [f"untested on hardware: {name}" for name in self.untested if lines]
+
+    def check(
+        self, caller: Caller, wanted: Iterable[tuple[Knob, Value]], ttl_s: float, held_s: float = 0.0
+    ) -> list[Knob]:
+        """The knobs that may never be set above what was found.
+
+        Raises `ControlDenied`, which says what would be allowed, unless for each of these one rule allows it."""
+        rules, bounded = self.of(caller), []
         if not rules:
             raise ControlDenied("no rule of the policy names you, and nobody is allowed anything by default")
         for knob, value in wanted:
+            if knob.driver in UNTESTED and knob.driver not in self.untested:
+                raise ControlDenied(f'{knob.device} {knob.name} needs untested = ["{knob.driver}"] in the policy')
             if knob.is_untold and knob.name not in self.stated:
                 raise ControlDenied(
                     f"no driver tells what {knob.name} is set to: above all rules, the policy has to say "
                     f'{knob.name}_found = "{UNLOCKED}", or the MHz that it is locked to'
                 )
-            objections = [rule.objection(caller, knob, value, ttl_s) for rule in rules]
+            objections = [rule.objection(caller, knob, value, ttl_s, held_s) for rule in rules]
             if all(objections):
                 raise ControlDenied(f"the policy allows you {'; or '.join(sorted(set(objections)))}")
+            allowing = [rule for rule, objection in zip(rules, objections, strict=True) if not objection]
+            if all(rule.never_above_found for rule in allowing):
+                bounded.append(knob)
+        return bounded
 
 
 def load_policy(path: Path) -> Policy:
@@ -178,9 +205,39 @@ def load_policy(path: Path) -> Policy:
             raise ConfigError(f"{path} can be written by others: chown root {path} && chmod 644 {path}")
         text = file.read(1 << 20)
     try:
-        return build_options(Policy, parse_toml(text.decode()), str(path))
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        document = tomllib.loads(text.decode())
+        rules = document.pop("allow", [])
+        if isinstance(rules, dict):
+            rules = [rules]
+        return _made(Policy, document, allow=tuple(_made(Rule, rule) for rule in rules))
+    except (ValueError, TypeError, RecursionError) as error:
         raise ConfigError(f"{path}: {error}") from error
+
+
+def _made(kind: type[T], table: Any, **more: Any) -> T:
+    """A dataclass of a TOML table. Raises `ValueError`."""
+    default_of = {field.name: field.default for field in fields(kind)}  # type: ignore[arg-type]
+    if not isinstance(table, dict) or table.keys() - (default_of.keys() - more.keys()):
+        raise ValueError(f"{str(table)[:200]}: there are {', '.join(default_of)}")
+    return kind(**{name: _value(name, value, default_of[name]) for name, value in table.items()}, **more)
+
+
+def _value(name: str, value: Any, default: object) -> Any:
+    """A value of the kind that its default tells. Raises `ValueError`."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if name.endswith("_found") and default is None and (is_number or isinstance(value, str)):
+        return float(value) if is_number else value
+    if isinstance(default, bool | str) and type(value) is type(default):
+        return value
+    if isinstance(default, float) and is_number and value >= 0:
+        return float(value)
+    if isinstance(default, tuple) and isinstance(value, list) and all(isinstance(word, str) for word in value):
+        return tuple(value)
+    if default is None and isinstance(value, list) and len(value) == 2 and not name.endswith("_found"):
+        least, greatest = (_value(name, part, 0.0) for part in value)
+        if least <= greatest:
+            return least, greatest
+    raise ValueError(f"{name}: {str(value)[:60]} cannot be used")
 
 
 def _uid(name: str) -> int | None:

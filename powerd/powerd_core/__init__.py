@@ -1,4 +1,10 @@
-"""Data model, wire codec, clock maths and errors shared by powerd's daemon, client and analytics."""
+"""Data model, wire codec, clock maths and errors shared by powerd's daemon, client and analytics.
+
+Names of the model and the wire are loaded when somebody asks for them: what runs as root never does.
+"""
+
+from importlib import import_module
+from typing import Any
 
 from powerd_core.errors import (
     AnalysisError,
@@ -12,54 +18,28 @@ from powerd_core.errors import (
     VersionError,
     WireError,
 )
-from powerd_core.model import (
-    Accuracy,
-    Block,
-    ClockExchange,
-    Column,
-    CounterConversion,
-    Description,
-    Device,
-    Flag,
-    Gap,
-    Line,
-    Provenance,
-    QuantityConversion,
-    ScaledConversion,
-    ShuntConversion,
-    Stream,
-)
-from powerd_core.wire import FrameReader, Message, Want, decode, encode
 
-__all__ = [
-    "Accuracy",
+_MODEL = "Accuracy Block ClockExchange Column CounterConversion Description Device Flag Gap Line Provenance "
+_MODEL += "QuantityConversion ScaledConversion ShuntConversion Stream"
+_WIRE = "FrameReader Message Want decode encode"
+_HOME = dict.fromkeys(_MODEL.split(), "powerd_core.model") | dict.fromkeys(_WIRE.split(), "powerd_core.wire")
+
+__all__ = [  # noqa: PLE0604
     "AnalysisError",
-    "Block",
     "ClockError",
-    "ClockExchange",
-    "Column",
     "ConfigError",
-    "CounterConversion",
-    "Description",
-    "Device",
-    "Flag",
-    "FrameReader",
-    "Gap",
-    "Line",
-    "Message",
     "PeerError",
     "PeerTimeout",
     "PowerdError",
-    "Provenance",
-    "QuantityConversion",
     "RunFileError",
-    "ScaledConversion",
     "SensorError",
-    "ShuntConversion",
-    "Stream",
     "VersionError",
-    "Want",
     "WireError",
-    "decode",
-    "encode",
+    *_HOME,
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(name)
+    return getattr(import_module(_HOME[name]), name)

@@ -188,7 +188,7 @@ def _decode(kind: Any, value: Any, where: str, error: type[PowerdError]) -> Any:
         items = [_decode(k, v, f"{where}[{i}]", error) for i, (k, v) in enumerate(zip(kinds, value, strict=True))]
         return items if origin is list else tuple(items)
     if origin in (dict, Mapping) and isinstance(value, dict):
-        return {k: _decode(args[1], v, f"{where}.{k}", error) for k, v in value.items()}
+        return {k: _decode(args[1], v, _within(where, k), error) for k, v in value.items()}
     if is_class and is_dataclass(kind) and isinstance(value, dict):
         return _decode_table(kind, value, where, error)
     if isinstance(value, int) and value not in _INTEGERS:
@@ -220,7 +220,7 @@ def _decode_table(cls: Any, table: dict[str, Any], where: str, error: type[Power
     members = {}
     for name, f in known.items():
         if name in table:
-            inner = f"{where}: option {name!r}" if is_option else f"{where}.{name}"
+            inner = f"{where}: option {name!r}" if is_option and not where.endswith("'") else _within(where, name)
             members[name] = _decode(hints[name], table[name], inner, error)
         elif _is_required(f):
             raise error(f"{where}: missing {noun} {name!r} ({type_name(hints[name])})")
@@ -228,6 +228,11 @@ def _decode_table(cls: Any, table: dict[str, Any], where: str, error: type[Power
         return cls(**members)
     except (ValueError, OverflowError) as refusal:
         raise error(f"{where}: {refusal}") from refusal
+
+
+def _within(where: str, name: str) -> str:
+    """The place of a member: ``option 'repeats.min'`` in ``option 'repeats'``."""
+    return f"{where[:-1]}.{name}'" if where.endswith("'") else f"{where}.{name}"
 
 
 def _decode_union(kind: Any, value: Any, where: str, error: type[PowerdError]) -> Any:
@@ -241,6 +246,8 @@ def _decode_union(kind: Any, value: Any, where: str, error: type[PowerdError]) -
             raise error(f"{where}: unknown conversion {_shown(name)}")
         return _decode(_CONVERSIONS[name], {k: v for k, v in value.items() if k != "kind"}, where, error)
     members = tuple(m for m in members if m is not types.NoneType)
+    if isinstance(value, dict):  # what is wrong in a table is worth more than what else could stand here
+        members = tuple(m for m in members if is_dataclass(m) or typing.get_origin(m) in (dict, Mapping)) or members
     for member in members:
         try:
             return _decode(member, value, where, error)

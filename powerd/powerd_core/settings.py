@@ -12,17 +12,12 @@ from dataclasses import asdict, dataclass
 from math import isfinite
 from typing import Any
 
+from powerd_core.hold import UNITS
+
+__all__ = ["SETTING", "UNITS", "KnobSetting", "setting_in"]
+
 SETTING = "setting"
 """The name of these events. One of that name with other values is somebody else's, and states nothing."""
-UNITS = {
-    "power_cap": "W",
-    "sm_clock": "MHz",
-    "mem_clock": "MHz",
-    "package_power": "W",
-    "cpu_clock": "MHz",
-    "cpu_governor": "",
-}
-"""Knobs that are known, and the units of their values; an event may be of any other one, in its own unit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +34,7 @@ class KnobSetting:
     enforced: float | None = None
     """By the driver, as it was read back."""
     state: str = ""
-    """Of a lease: what became of it (`powerd_core.lease.State`)."""
+    """Of a lease: what became of it (`powerd_core.hold.State`)."""
     why: str = ""
     """In a few words."""
     settle_s: float = 0.0

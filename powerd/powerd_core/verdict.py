@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from enum import StrEnum
 
-from powerd_core.lease import Evidence, Value, is_same
+from powerd_core.hold import Value, is_same
+from powerd_core.lease import Evidence
 
 BINDING_SHARE = 0.05
 """A cap that held the clock back for more of the time than this was binding."""
@@ -81,10 +82,12 @@ def judge(
             return Verdict.CONFOUNDED, f"{reason} slowed it down for {seconds:.2g} of {evidence.duration_s:.3g} s"
     if knob.endswith("_clock"):
         return _judge_clock(evidence)
+    if knob == "package_power":
+        return Verdict.UNKNOWN, "nothing counts the time at it"
     if knob != "power_cap":
         return (Verdict.SLACK, "") if enforced is not None else (Verdict.UNKNOWN, "the driver does not say")
     if evidence.at_cap_s is None or enforced is None or evidence.duration_s <= 0:
-        return Verdict.UNKNOWN, "the driver does not count the time at the cap"
+        return Verdict.UNKNOWN, "the time at the cap was not read"
     is_binding = evidence.at_cap_s > BINDING_SHARE * evidence.duration_s
     return (Verdict.BINDING if is_binding else Verdict.SLACK), ""
 

@@ -50,7 +50,7 @@ class Forward:
             raise ControlDenied("knobs are turned for clients with a key: `powerd keys allow NAME --role control`")
         if caller.role != CONTROL:
             raise ControlDenied(f"the key {caller.name!r} may read: `powerd keys allow {caller.name} --role control`")
-        request = replace(from_document(Request, dict(question.body)), claim=caller.name, wait_s=0.0)
+        request = replace(from_document(Request, dict(question.body)), claim=caller.name)
         way = self._ways.setdefault(caller.name, _Way())
 
         def begin(give: Callable[[bytes], None]) -> None:

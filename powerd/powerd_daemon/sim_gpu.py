@@ -20,8 +20,9 @@ from pathlib import Path
 from powerd_core.errors import ConfigError
 from powerd_core.gpu_physics import CARDS
 from powerd_daemon.ownership import delete_socket, replace
+from powerd_daemon.sources.sim.as_pynvml.pynvml import ENVIRONMENT
 from powerd_daemon.sources.sim.gpu import FAULTS, OF_A_KNOB, SimulatedGpu, SimulatedNode, check_faults
-from powerd_daemon.sources.sim.gpu_socket import ENVIRONMENT, Server, now_s
+from powerd_daemon.sources.sim.gpu_socket import Server, now_s
 
 SHIM = Path(__file__).parent / "sources" / "sim" / "as_pynvml"
 _CONTROL = "POWERD_CONTROL"
@@ -59,7 +60,8 @@ def run(arguments: argparse.Namespace) -> int:
         path = arguments.socket or folder / "gpu"
         server = Server(SimulatedNode(gpus), _listen(path))
         bound = path.lstat()
-        environment = {ENVIRONMENT: str(path), "PYTHONPATH": _path_with_shim()}
+        environment = {ENVIRONMENT: str(path), "PYTHONPATH": _path_with(str(SHIM), "PYTHONPATH")}
+        environment["PATH"] = _path_with(_make_nvidia_smi(folder / "bin"), "PATH")
         if arguments.control:
             environment[_CONTROL] = str(folder / "control")
         try:
@@ -123,11 +125,13 @@ def _start_helper(folder: Path, environment: dict[str, str]) -> subprocess.Popen
     rule = f'{found}[[allow]]\nuser = "{getpass.getuser()}"\ndevices = ["*"]\nsteal = true\n'
     policy = folder / "control.toml"
     replace(policy, rule + 'knobs = ["power_cap", "sm_clock", "mem_clock"]\n', 0o600)
-    command = [sys.executable, "-P", "-m", "powerd_control", "--socket", environment[_CONTROL], "--policy", str(policy)]
+    command = [sys.executable, "-P", "-m", "powerd_control", "--simulated", "--socket", environment[_CONTROL]]
     log = (folder / "control.log").open("wb")
     with log:
         helper = subprocess.Popen(
-            [*command, "--sysfs", str(folder / "no-sysfs")], env={**os.environ, **environment}, stderr=log
+            [*command, "--policy", str(policy), "--sysfs", str(folder / "no-sysfs")],
+            env={**os.environ, **environment},
+            stderr=log,
         )
     for _ in range(200):
         if Path(environment[_CONTROL]).exists():
@@ -139,8 +143,16 @@ def _start_helper(folder: Path, environment: dict[str, str]) -> subprocess.Popen
     raise ConfigError(f"the control helper does not start: {(folder / 'control.log').read_text()[-500:]}")
 
 
-def _path_with_shim() -> str:
-    parts = [str(SHIM), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+def _make_nvidia_smi(folder: Path) -> str:
+    """A folder with an `nvidia-smi` that asks the simulated GPU."""
+    folder.mkdir()
+    lines = [f"#!{sys.executable}", "import sys", "from powerd_daemon.sources.sim.nvidia_smi import main"]
+    replace(folder / "nvidia-smi", "\n".join([*lines, "sys.exit(main())", ""]), 0o700)
+    return str(folder)
+
+
+def _path_with(first: str, name: str) -> str:
+    parts = [first, *os.environ.get(name, "").split(os.pathsep)]
     return os.pathsep.join(part for part in dict.fromkeys(parts) if part)
 
 

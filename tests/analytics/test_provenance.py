@@ -2,11 +2,14 @@
 
 import csv
 import io
+import json
 import typing
 
 import h5py
+import pyarrow.parquet as pq
 import pytest
 from make_campaign import one_run, simulated_campaign
+from make_run import MS, LineSpec, make_run, training
 
 from powerd_analytics.campaigns import tables as campaign
 from powerd_analytics.campaigns.cells import Campaign
@@ -14,7 +17,7 @@ from powerd_analytics.campaigns.report import pictures, write_report
 from powerd_analytics.cli import campaign as campaign_command
 from powerd_analytics.cli import shared
 from powerd_analytics.cli import tables as tables_command
-from powerd_analytics.export import Column, make_table, with_provenance, write_tables
+from powerd_analytics.export import Column, make_table, with_provenance, write_parquet, write_tables
 from powerd_analytics.figures import frame_of
 from powerd_analytics.iterations import COLUMNS as OF_ITERATIONS
 from powerd_analytics.layouts import Choice, chosen_tables, run_tables
@@ -36,6 +39,35 @@ def annotations(command):
     return typing.get_type_hints(command, {**vars(campaign_command), **vars(tables_command)}, include_extras=True)
 
 
+JOULES = ("j_per_batch", "energy_j", "above_idle_j", "rest_j")
+
+
+def check_figures(table, of_parquet):
+    """What is not resolvable is nowhere a number, and says why; what is one has its ± in every format."""
+    uncertainties = [column.name for column in table.columns if column.is_uncertainty]
+    from_csv = list(csv.DictReader(io.StringIO(shared.tables_text([table], "csv", None))))
+    from_json = json.loads(shared.tables_text([table], "json", None)) if len(table) else []
+    names = [column.name for column in table.columns]
+    for name in {*JOULES} & {*names}:
+        unknown = [row[name] is None for row in table.records()]
+        assert [row[name] in (None, "") for row in from_csv] == unknown
+        assert [row[name] is None for row in from_json] == unknown
+        assert [row[name] is None for row in of_parquet] == unknown
+    of_rows = {"j_per_batch", "energy_j"} & {*names}
+    told = [row for row in of_parquet if of_rows and all(row[name] is None for name in of_rows)]
+    if told and "note" in names:
+        assert all(row["note"] for row in told), table.name
+        for form in ("text", "markdown", "latex"):
+            text = shared.tables_text([table], form, None)
+            assert "not resolvable" in " ".join(text.split()), (table.name, form)
+    for name in uncertainties:
+        assert [row[name] is None for row in of_parquet] == [row[name] is None for row in table.records()]
+    if uncertainties and any(row[u] is not None for row in table.records() for u in uncertainties):
+        for form in ("text", "markdown", "latex"):
+            text = shared.tables_text([table], form, None)
+            assert "±" in text or r"\pm" in text, (table.name, form)
+
+
 def check_said(table, folder):
     for form in TEXTS:
         text = shared.tables_text([table], form, None)
@@ -45,6 +77,11 @@ def check_said(table, folder):
         if form == "csv":
             every = list(csv.DictReader(io.StringIO(text)))
             assert all("simulated" in " ".join(map(str, row.values())) for row in every), table.name
+    parquet = folder / f"{table.name}.parquet"
+    write_parquet(table, parquet)
+    written = pq.read_table(parquet)
+    assert "simulated" in str(written.schema.metadata) or all("simulated" in str(row) for row in written.to_pylist())
+    check_figures(table, written.to_pylist())
     out = folder / f"{table.name}.h5"
     write_tables(out, [table], overwrite=True)
     with h5py.File(out) as file:
@@ -118,6 +155,19 @@ def test_every_table_of_runs_says_simulated_in_every_format(runs, tmp_path):
         check_said(table, tmp_path)
     assert {"time", "energy", "totals", "efficiency", "gain", "records"} <= made
     assert "provenance" in {column.name for column in OF_ITERATIONS}
+
+
+@pytest.mark.slow
+def test_what_is_not_resolvable_is_told_in_every_table_and_format(tmp_path):
+    plan = training((64,), 40)
+    line = LineSpec("gpu0.nvml", plan.power(), period_ns=200 * MS)
+    frame = frame_of(
+        run := read_run(make_run(tmp_path / "r.h5", [line], plan.phases, end_ns=plan.end_ns)), phase_table(run)
+    )
+    tables = [*run_tables(frame), *chosen_tables(frame, Choice(names=("energy", "records")))]
+    assert any(row.get("j_per_batch", 1) is None for table in tables for row in table.records())
+    for table in tables:
+        check_said(table, tmp_path)
 
 
 def test_a_table_that_sees_no_provenance_gets_it_and_one_that_shows_it_keeps_it():

@@ -64,14 +64,15 @@ def test_what_is_missing_is_in_the_same_result(tmp_path, monkeypatch):
     assert "incomplete" in last
 
 
-def test_a_sensor_that_failed_has_a_line_of_its_own(tmp_path, monkeypatch):
+def test_a_sensor_that_failed_stands_before_what_to_do_next(tmp_path, monkeypatch):
     """Its name, what it did, and what to do."""
     t = np.arange(0, 10 * S + 1, 2 * MS, dtype=np.int64)
     flags = np.where(t < 4 * S, int(Flag.SATURATED), 0).astype(np.uint16)
     clipped = LineSpec("gpu0.a", constant, t_ns=t, flags=flags)
     path = make_run(tmp_path / "run.h5", [clipped], [PhaseSpec("run", 0, 10 * S)], end_ns=10 * S)
     lines = [line.strip() for line in result_lines(path)]
-    assert "saturated: gpu0.a (use a smaller shunt)" in lines
+    assert len(lines) == 3
+    assert lines[-1].startswith("saturated: gpu0.a (use a smaller shunt); next: joules info ")
     assert lines[-1].endswith("(4 s saturated)")
 
 

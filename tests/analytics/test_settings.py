@@ -17,6 +17,7 @@ from powerd_analytics.energy.devices import load_parts, whole_of
 from powerd_analytics.energy.states import MOST_STATES, States
 from powerd_analytics.figures import frame_of, rows_of
 from powerd_analytics.iterations import iteration_rows
+from powerd_analytics.layouts import field_tables
 from powerd_analytics.results import result_lines
 from powerd_analytics.runs.in_force import ENFORCED_CAP
 from powerd_analytics.settings import settings_of
@@ -521,3 +522,102 @@ def test_a_clock_and_a_cap_that_change_apart_set_apart_together(tmp_path):
     top = run.phases.parent < 0
     whole = whole_of(part, run.phases.begin_ns[top], run.phases.end_ns[top])
     assert sum(t.energy_j for t in totals) == pytest.approx(whole.energy.energy_j, rel=1e-9)
+
+
+# -- what the driver tells of it ---------------------------------------------------------------------------------------
+
+
+def told_by(name, quantity, value, **more):
+    """A channel of gpu0's driver with one value, read once a second."""
+    return auxiliary(f"gpu0.{name}", quantity, lambda t: 0 * t + value, device="gpu0", **more)
+
+
+def slowed_clock(offset_ns=0, clock_hz=1.027e9):
+    """A clock below its lock under a cap of 120 W. The reason is read ``offset_ns`` behind the clock."""
+    return [
+        told_by("sm_clock", "clock_hz", clock_hz, per_code=1e6),
+        told_by("clock_events", "clock_events_bits", 4, per_code=1, offset_ns=offset_ns),
+        told_by("power_limit", "power_limit_w", 120.0),
+        auxiliary("gpu0.at_power_cap", "limited_s", lambda t: t * 0.9e-9, device="gpu0"),
+    ]
+
+
+@pytest.mark.parametrize("offset_ns", [0, 2 * MS, -2 * MS, 4_999_000, 9 * MS])
+def test_the_measured_clock_stands_beside_a_lock_that_a_cap_does_not_let_it_reach(tmp_path, offset_ns):
+    """However the channels of a scan lie."""
+    events = [stated(1000, 120.0, "power_cap", state="held"), stated(1001, 1905.0, state="held")]
+    run = locked(tmp_path / "r.h5", events, lines=slowed_clock(offset_ns % S), caps=((0, 120.0),), end_s=9)
+    table = phase_table(run)
+    frame = frame_of(run, table)
+    for record in rows_of(frame):
+        if record["kind"] == "total":
+            assert (record["clock_hz"], record["clock_observed_hz"]) == (1.905e9, pytest.approx(1.027e9))
+            assert record["verdict"] == "honoured, binding"
+            assert not record["verdict_note"]
+    assert "power cap 120 W held and sm clock 1905 MHz held (1027 MHz measured)" in table.runs[0].note
+    tables = {t.name: [c.name for c in t.columns] for t in field_tables(frame)}
+    for name in ("time", "energy", "totals"):
+        assert "clock_observed_hz" in tables[name]
+
+
+def test_a_clock_at_its_lock_has_no_second_column(tmp_path):
+    lines = slowed_clock(clock_hz=1.905e9)
+    run = locked(tmp_path / "r.h5", [stated(1001, 1905.0, state="held")], lines=lines, caps=((0, 120.0),), end_s=9)
+    table = phase_table(run)
+    assert "measured" not in table.runs[0].note
+    for made in field_tables(frame_of(run, table)):
+        assert made.name == "records" or "clock_observed_hz" not in [c.name for c in made.columns]
+
+
+@pytest.mark.parametrize(
+    ("default_w", "more", "is_told"),
+    [
+        (260, {}, True),
+        (130, {}, False),
+        (None, {}, False),
+        (260, {"stated": {"power_cap_w": 130}}, False),
+        (260, {"events": [stated(1000, 130.0, "power_cap", state="held")]}, False),
+    ],
+    ids=["another's", "the default", "unknown", "phases say it", "held"],
+)
+def test_a_cap_that_nobody_asked_for_is_told(tmp_path, default_w, more, is_told):
+    detail = {"detail": {"default_power_limit_mw": default_w * 1000}} if default_w else {}
+    limit = told_by("power_limit", "power_limit_w", 130.0, **detail)
+    of_run = {"events": []} | more
+    note = phase_table(locked(tmp_path / "r.h5", lines=[limit], caps=((0, 130.0),), end_s=9, **of_run)).runs[0].note
+    assert ("a power cap of 130 W was in force, not the default of 260 W" in note) == is_told
+
+
+FLIPS = tuple((ms, watts) for k in range(4) for ms, watts in ((20_800 + 4000 * k, 110.0), (22_200 + 4000 * k, 300.0)))
+
+
+def test_a_limit_that_flips_faster_than_it_is_read_sets_nothing_apart(tmp_path):
+    """Two readings in a row say 110 W, four times: what lies between them ran at neither."""
+    seen = ((0, 300.0), *FLIPS)
+    limit = auxiliary("gpu0.power_limit", "power_limit_w", partial(cap_at, seen), device="gpu0")
+    run = locked(tmp_path / "r.h5", [], lines=[limit], caps=((0, 300.0),))
+    table = phase_table(run)
+    assert [cap_of(t) for t in table.totals] == [300, "changing"]
+    assert "the power cap changed 8 times (110 W to 300 W)" in table.totals[-1].note
+    begin, end = ended(run)
+    flipping = (end > 20 * S) & (begin < 35 * S)
+    assert table.totals[-1].iterations == flipping.sum() > 50
+
+
+def test_a_flip_whose_begin_and_end_events_tell_is_a_setting(tmp_path):
+    seen = ((0, 300.0), *FLIPS[:2])
+    limit = auxiliary("gpu0.power_limit", "power_limit_w", partial(cap_at, seen), device="gpu0")
+    events = [stated(ms, watts, "power_cap") for ms, watts in FLIPS[:2]]
+    table = phase_table(locked(tmp_path / "r.h5", events, lines=[limit], caps=seen))
+    assert [cap_of(t) for t in table.totals] == [300, 110, "changing"]
+
+
+@pytest.mark.parametrize(("end_s", "verdict"), [(4.4, "unknown"), (9, "honoured, binding")])
+def test_a_run_that_is_too_short_for_the_drivers_counters_says_so(tmp_path, end_s, verdict):
+    events = [stated(1000, 120.0, "power_cap", state="held")]
+    lines = slowed_clock()[2:]
+    run = locked(tmp_path / "r.h5", events, lines=lines, caps=((0, 120.0),), begin_s=3.2, end_s=end_s, outer=False)
+    (note,) = {r["verdict_note"] for r in rows_of(frame_of(run, phase_table(run))) if r["kind"] == "total"}
+    (told,) = {r["verdict"] for r in rows_of(frame_of(run, phase_table(run))) if r["kind"] == "total"}
+    assert told == verdict
+    assert ("a run should last some seconds" in (note or "")) == (verdict == "unknown")

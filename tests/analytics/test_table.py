@@ -262,6 +262,20 @@ def test_a_line_without_a_good_reading_says_what_it_did(tmp_path, flag, words):
         check_table(run.path, table)
 
 
+def test_a_counter_that_stops_counts_nothing_from_its_last_step_on(tmp_path):
+    """Its source flags it half a second later: until then it read the same number, which was 0 J of that time."""
+    t = np.arange(0, 10 * S + 1, 100 * MS, dtype=np.int64)
+    flags = np.where(t >= 5.5 * S, int(Flag.STALE), 0).astype(np.uint16)
+    conversion = {"kind": "counter", "column": "energy_uj", "j_per_code": 1e-6, "bits": 64, "background_w": 0.0}
+    codes = {"energy_uj": np.minimum(t, 5 * S) // 10}  # 100 W
+    line = LineSpec("cpu0.a", device="cpu0", t_ns=t, flags=flags, conversion=conversion, codes=codes)
+    run = read_run(make_run(tmp_path / "r.h5", [line], [PhaseSpec("run", S, 4 * S)], end_ns=10 * S))
+    (whole,) = phase_table(run).runs
+    assert whole.missing_s == pytest.approx(5)
+    assert whole.energy_j == pytest.approx(1000)
+    assert whole.faults == "stood still: cpu0.a"
+
+
 @pytest.mark.parametrize("in_memory", [True, False])
 def test_sensors_that_failed_are_named_with_what_they_did(tmp_path, monkeypatch, in_memory):
     """In slices of a long run too. One reading in a thousand that is lost is nothing to be told."""

@@ -163,6 +163,7 @@ def test_parts_and_rest_are_the_whole_where_phases_are_nested(tmp_path, capsys):
     assert rest["iteration"] == pytest.approx(100.0, rel=1e-3)
     assert rest["iteration/backward"] == pytest.approx(400.0, rel=1e-3)
     assert rest["iteration/forward"] is None
+    assert 0 < total.rest_u95_j < 0.1 * total.rest_j
     rests = [line.split()[-3:-1] for line in shown(capsys, path).splitlines() if "(rest)" in line]
     assert rests == [["40", "%"], ["10", "%"]]
     assert "backward 60 %, forward 20 %, update 10 %, rest 10 %" in result_lines(path)[1]
@@ -182,7 +183,7 @@ def test_the_rest_of_a_phase_above_the_iterations_is_a_share_of_that_phase(tmp_p
     assert "20500" in stretch
     assert "%" not in stretch
     rest = out.splitlines()[out.splitlines().index(stretch) + 1]
-    assert rest.split() == ["└", "(rest)", "500", "2", "%", "▎"]
+    assert rest.split() == ["└", "(rest)", "500", "±", "7", "2", "%", "▎"]
     frame = frame_of(read_run(path), phase_table(read_run(path)))
     assert "stretch" not in set(frame["phase"][is_part(frame)])
 

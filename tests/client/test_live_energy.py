@@ -10,8 +10,11 @@ from types import SimpleNamespace
 import pytest
 
 from powerd_client import Energy, EnergyLog, Meter, load_ipython_extension, log_totals, open_run
+from powerd_client.live_energy import LiveRun
 from powerd_client.recording import record_command
 from powerd_client.runfile import read_objects
+from powerd_core.wire import Message, encode
+from support.small_run import OFFSET_NS, description, frames, head, make_journal
 from support.steady import steady_daemon, wait_for
 from support.tape import TapedMeter
 
@@ -138,6 +141,16 @@ def test_a_cell_is_recorded_by_itself_or_is_a_phase_of_the_meter_that_records(da
     assert alone.startswith("cell: ")
     assert phase.startswith("evaluation: ")
     assert [path.name for path in Path().glob("*.h5")] == ["run.h5"]
+
+
+def test_readings_of_the_time_before_are_not_yet_those_of_the_phase(tmp_path):
+    """They were on their way as the recording began; what was read was called damaged then."""
+    begin = encode(Message("start", {"t_start_ns": OFFSET_NS + 10**9}))
+    pieces = [head()[0], begin, description(), *frames(blocks=5)]
+    live = LiveRun(make_journal(tmp_path / "run.h5", pieces), tmp_path / "run.h5", 0)
+    (energy,) = live.ask("forward", None)
+    assert (energy.is_resolvable, energy.is_so_far) == (False, True)
+    assert "have not arrived" in energy.note
 
 
 def test_a_tracker_gets_joules_every_few_iterations():

@@ -13,10 +13,10 @@ import pytest
 
 from powerd_control import leases as module
 from powerd_control.knobs import Bench, gpu_knobs
-from powerd_control.leases import GRACE_S, POLL_S, Holder, Leases, Records, start_ticks
+from powerd_control.leases import POLL_S, Holder, Leases, Records, start_ticks
 from powerd_core.errors import ControlError
 from powerd_core.gpu_physics import RTX_6000
-from powerd_core.lease import Happening, State
+from powerd_core.hold import Happening, State
 from powerd_daemon.sources.sim.gpu import Refusal, SimulatedGpu, SimulatedNode
 from powerd_daemon.sources.sim.nvml_face import NvmlFace, make_module
 
@@ -59,7 +59,7 @@ class Machine:
 
     def go_on(self, leases: Leases) -> None:
         for _ in range(3):
-            self.now_s += max(POLL_S, GRACE_S)
+            self.now_s += POLL_S
             leases.poll()
 
     def faults(self, *names, card=0):
@@ -80,7 +80,7 @@ def rewritten(record: Path, change) -> None:
     """A record whose check is right and whose contents are not."""
     document = json.loads(record.read_bytes().split(b" ", 2)[2])
     text = json.dumps(change(document))
-    record.write_text(f"1 {zlib.crc32(text.encode()):08x} {text}")
+    record.write_text(f"2 {zlib.crc32(text.encode()):08x} {text}")
 
 
 def with_found(found):
@@ -103,7 +103,7 @@ def as_link(record: Path) -> None:
 
 def whole(of: dict) -> bytes:
     text = json.dumps(of)
-    return f"1 {zlib.crc32(text.encode()):08x} {text}".encode()
+    return f"2 {zlib.crc32(text.encode()):08x} {text}".encode()
 
 
 DAMAGES = {
@@ -113,7 +113,7 @@ DAMAGES = {
     "noise": lambda r: r.write_bytes(b"\xff\0" * 99),
     "a link": as_link,
     "a folder": as_folder,
-    "of another version": lambda r: r.write_bytes(b"2" + r.read_bytes()[1:]),
+    "of another version": lambda r: r.write_bytes(b"3" + r.read_bytes()[1:]),
     "found is text": with_found("230"),
     "found is null": with_found({"value": None}),
     "nothing ours": lambda r: rewritten(r, lambda d: d | {"holds": [h | {"ours": []} for h in d["holds"]]}),
@@ -121,7 +121,7 @@ DAMAGES = {
     "a knob that is none": lambda r: rewritten(r, lambda d: d | {"holds": [h | {"knob": "fan"} for h in d["holds"]]}),
     "a holder that is none": lambda r: rewritten(r, lambda d: d | {"holder": {"uid": 5}}),
     "a list": lambda r: r.write_bytes(whole([])),
-    "nested deep": lambda r: r.write_bytes(b"1 %08x " % zlib.crc32(b"[" * 9999) + b"[" * 9999),
+    "nested deep": lambda r: r.write_bytes(b"2 %08x " % zlib.crc32(b"[" * 9999) + b"[" * 9999),
 }
 
 
@@ -249,9 +249,9 @@ def test_a_card_that_is_broken_at_the_restart(machine, what, holder, is_reverted
     machine.go_on(leases)
     assert machine.caps_w() == [ASKED_W, FOUND_W if back else ASKED_W]
     (lease,) = leases.leases.values()
-    told = {hold.uuid: hold for hold in lease.told(machine.now_s).holds}
-    assert told[machine.cards[0].uuid].state is State.REVERTING
-    assert told[machine.cards[0].uuid].why
+    told = {hold["uuid"]: hold for hold in lease.told(machine.now_s)["holds"]}
+    assert told[machine.cards[0].uuid]["state"] == State.REVERTING
+    assert told[machine.cards[0].uuid]["why"]
     mend(machine)
     machine.go_on(leases)
     assert machine.caps_w() == [FOUND_W] * 2

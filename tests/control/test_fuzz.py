@@ -12,7 +12,8 @@ from powerd_control import helper as module
 from powerd_control.helper import Connection, Helper
 from powerd_control.knobs import Bench, gpu_knobs
 from powerd_control.leases import Leases, Records, start_ticks
-from powerd_core.lease import UNITS, Request, Wish, read_request, to_line
+from powerd_control.requests import read_request
+from powerd_core.lease import UNITS, Request, Wish, to_line
 from support import file_nvml
 
 MESSAGES = int(os.environ.get("POWERD_FUZZ_MESSAGES", "500"))
@@ -78,11 +79,10 @@ def some_message(rng):
 def is_allowed(line, uid):
     """By a reading of the rule that shares nothing with the policy's code."""
     try:
-        request: Request = read_request(line)
+        request = read_request(line)
     except ValueError:
         return False
-    levels = {"60%": 180.0, "min": 100.0, "max": 300.0, "default": 260.0}
-    watts = [levels.get(w.level, w.level) for w in request.wishes]
+    watts = [w.value for w in request.wishes]
     return (
         request.verb == "acquire"
         and uid == os.getuid()

@@ -1,16 +1,16 @@
 """The helper as a process, with holders that are processes too: real sockets, real kills."""
 
-import json
 import signal
 import socket
 import subprocess
 import sys
-import time
+import threading
 from pathlib import Path
 
 import pytest
 
-from powerd_client.control import HelperSocket, Hold, connect
+from powerd_client import control
+from powerd_client.control import Hold, connect
 from powerd_core.errors import ConfigError, ControlDenied, ControlError, LeaseHeld
 from powerd_core.lease import KNOB_OF_OPTION, Request, Wish, read_answer
 from powerd_core.verdict import Verdict
@@ -116,14 +116,16 @@ class TestDeaths:
             wait_for(lambda: lab.caps_w() == [FOUND_W] * 2)
             holder.send_signal(signal.SIGCONT)
 
-    def test_a_helper_that_is_killed_and_comes_back_finds_its_holder(self, lab):
-        with Hold({"power_cap_w": ASKED_W}, ["gpu0"], settle_s=0.0, ttl_s=3.0) as held:
+    def test_a_helper_that_is_killed_ends_the_lease_and_the_next_one_puts_everything_back(self, lab):
+        events = []
+        hold = Hold({"power_cap_w": ASKED_W}, ["gpu0"], settle_s=0.0, ttl_s=3.0, emit=lambda *e: events.append(e))
+        with hold as held:
             lab.kill()
             lab.start()
-            time.sleep(7.0)  # longer than it waits for holders, and than the lease without a sign of life
-            assert lab.caps_w() == [ASKED_W, FOUND_W]
-            assert not held.problem
-        assert lab.caps_w() == [FOUND_W] * 2
+            assert lab.caps_w() == [FOUND_W] * 2
+            wait_for(lambda: held.problem)
+        assert "the lease has ended: the control helper has ended" in held.problem
+        assert [(e[1]["state"], e[1]["enforced"]) for e in events] == [("held", ASKED_W), ("lost", None)]
 
     def test_holder_and_helper_killed(self, lab):
         with lab.holder("power_cap_w=200") as holder:
@@ -142,6 +144,22 @@ class TestDeaths:
             assert not held.set(power_cap_w=150)
         assert "the lease has ended" in held.problem
 
+    def test_a_helper_that_is_stopped_holds_up_no_training(self, lab, monkeypatch):
+        """It answers nothing, and its connection stands."""
+        monkeypatch.setattr(control, "_HURRY_S", 0.5)
+        waits, wait = [], control.HelperSocket.ask
+        monkeypatch.setattr(control.HelperSocket, "ask", lambda *a: (waits.append(a[1].verb), wait(*a))[1])
+        with Hold({"power_cap_w": ASKED_W}, ["gpu0"], settle_s=0.0, ttl_s=30.0) as held:
+            lab.process.send_signal(signal.SIGSTOP)
+            waits.clear()
+            assert not held.set(power_cap_w=150)
+            assert held.verdict is Verdict.OVERRIDDEN
+            assert held.problem == "the lease has ended: the control helper has not answered for 0.5 s"
+            assert not held.set(power_cap_w=150)
+        assert waits == ["set"], "it was waited for once"
+        lab.process.send_signal(signal.SIGCONT)
+        wait_for(lambda: lab.caps_w() == [FOUND_W] * 2)
+
     def test_a_helper_that_stops_puts_everything_back(self, lab):
         with lab.holder("power_cap_w=200"):
             assert lab.stop() == 0
@@ -152,25 +170,20 @@ class TestDeaths:
             lab.kill()
             holder.kill()
         assert lab.caps_w() == [ASKED_W, FOUND_W]
-        command = [sys.executable, "-m", "powerd_control", "--nvml", "file_nvml", "--revert-all"]
+        command = [sys.executable, "-m", "powerd_control", "--nvml", "file_nvml", "--simulated", "--revert-all"]
         subprocess.run([*command, "--socket", lab.socket, "--policy", lab.policy], check=True)
         assert lab.caps_w() == [FOUND_W] * 2
 
 
 class TestTwo:
-    def test_the_second_is_refused_and_may_queue(self, lab):
+    def test_the_second_is_refused_and_may_wait(self, lab):
         with lab.holder("power_cap_w=200") as holder:
             with pytest.raises(LeaseHeld, match="held by holder"):
                 Hold({"power_cap_w": 180.0}, ["gpu0"]).acquire()
-            peer = HelperSocket(lab.socket)
-            queued = Request("acquire", (Wish("gpu0", "power_cap", 180.0),), name="second", wait_s=30.0)
-            peer._socket.sendall(json.dumps(_document(queued)).encode() + b"\n")
-            time.sleep(0.3)
-            holder.kill()
-            answer = read_answer(peer._socket.recv(65536))
-            assert answer.lease.holds[0].setting.asked == 180.0
-            assert lab.caps_w() == [180.0, FOUND_W]
-            peer.close()
+            second = Hold({"power_cap_w": 180.0}, ["gpu0"], settle_s=0.0, wait_s=30.0)
+            threading.Timer(0.3, holder.kill).start()
+            with second:
+                assert lab.caps_w() == [180.0, FOUND_W]
         wait_for(lambda: lab.caps_w() == [FOUND_W] * 2)
 
     def test_who_queues_in_vain_is_told(self, lab):
@@ -212,12 +225,6 @@ class TestTwo:
             peer.ask(Request("steal", lease=lease.lease))
             assert lab.caps_w() == [FOUND_W] * 2
             peer.close()
-
-
-def _document(request):
-    from powerd_core.serde import to_document
-
-    return to_document(request)
 
 
 def _takes(peer: socket.socket, part: bytes) -> bool:
@@ -265,7 +272,9 @@ class TestHostile:
 
     def test_a_socket_that_another_helper_serves_is_not_taken_away(self, lab):
         command = [sys.executable, "-m", "powerd_control", "--socket", str(lab.socket), "--policy", str(lab.policy)]
-        second = subprocess.run([*command, "--nvml", "file_nvml"], capture_output=True, text=True, check=False)
+        second = subprocess.run(
+            [*command, "--nvml", "file_nvml", "--simulated"], capture_output=True, text=True, check=False
+        )
         assert second.returncode == 2
         assert "another powerd-control serves" in second.stderr
         assert lab.is_up()

@@ -5,10 +5,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from powerd_control.knobs import Bench, KnobError, amd_knobs, cpu_knobs, gpu_knobs
+from powerd_control.knobs import Bench, KnobError, gpu_knobs
 from powerd_control.leases import Holder, Leases, Records
+from powerd_control.untested import amd_knobs, cpu_knobs
 from powerd_core.errors import ConfigError
-from powerd_core.lease import Setting
+from powerd_core.hold import Setting
 from support import file_nvml
 
 
@@ -131,7 +132,7 @@ class TestAmd:
     def test_a_clock(self):
         amd = Amd()
         clock = knob(amd_knobs(amd), "sm_clock")
-        found = clock.find()
+        found = {"value": "unlocked"}  # as the policy says: nothing tells it
         clock.set(1500.0)
         assert (amd.clock, amd.level) == (1500, "manual")
         clock.revert(found)
@@ -255,7 +256,7 @@ class TestBench:
         machine(architecture=5)
         bench = Bench({"nvml": lambda: gpu_knobs(file_nvml)})
         assert bench.find("GPU-00000000-fake", "power_cap").device == "gpu0"
-        with pytest.raises(ConfigError, match="no device 'gpu1'.*'gpu0'"):
+        with pytest.raises(ConfigError, match="no device 'gpu1' here: there is gpu0"):
             bench.find("gpu1", "power_cap")
         with pytest.raises(ConfigError, match="gpu0 has no mem_clock: it has power_cap, sm_clock"):
             bench.find("gpu0", "mem_clock")
@@ -274,3 +275,48 @@ class TestBench:
             bench.find("gpu0", "power_cap")
         fails.clear()
         assert bench.find("gpu0", "power_cap").device == "gpu0"
+
+    def test_what_is_untested_on_hardware_is_loaded_when_somebody_names_it(self, tmp_path):
+        made = []
+
+        def cpu():
+            made.append(1)
+            return cpu_knobs(make_sysfs(tmp_path / str(len(made))))
+
+        bench = Bench({}, untested={"cpu": cpu})
+        assert bench.all() == []
+        bench.admit(["amd"])
+        assert not made
+        assert bench.find_again("cpu", "cpufreq", "cpu_clock").device == "cpu", "a record names it"
+        assert bench.find_again("amd", "1234", "power_cap").driver == "amd", "and keeps its name while it is missing"
+
+    @pytest.mark.parametrize(
+        ("name", "value", "is_taken"),
+        [
+            ("power_cap", 100.0, True),
+            ("power_cap", 99.9, False),
+            ("power_cap", 300.5, False),
+            ("power_cap", float("nan"), False),
+            ("power_cap", "200", False),
+            ("power_cap", "unlocked", False),
+            ("sm_clock", 1200.0, True),
+            ("sm_clock", 1201.0, False),
+            ("sm_clock", "unlocked", True),
+            ("sm_clock", "default", False),
+        ],
+    )
+    def test_a_knob_takes_numbers(self, machine, name, value, is_taken):
+        """Names of levels and per cents are the client's business."""
+        of = knob(machine(), name)
+        if is_taken:
+            of.check(value)
+        else:
+            with pytest.raises(ConfigError, match=f"{name} takes "):
+                of.check(value)
+
+    def test_a_governor_is_a_word(self, tmp_path):
+        of = knob(cpu_knobs(make_sysfs(tmp_path)), "cpu_governor")
+        of.check("powersave")
+        for value in ("fast", 5.0):
+            with pytest.raises(ConfigError, match="takes"):
+                of.check(value)

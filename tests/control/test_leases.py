@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from powerd_control import leases as module
 from powerd_control.knobs import Bench, gpu_knobs
-from powerd_control.leases import GRACE_S, POLL_S, Holder, Leases, Records
-from powerd_core.errors import ControlError, LeaseHeld
-from powerd_core.lease import Happening, State
+from powerd_control.leases import POLL_S, Holder, Leases, Records
+from powerd_core.errors import ConfigError, ControlError, LeaseHeld
+from powerd_core.hold import Happening, State
 from support import file_nvml
 
 FOUND_W, ASKED_W, OTHER_W, FOREIGN_W = 260.0, 200.0, 180.0, 140.0
@@ -83,7 +83,7 @@ class Machine:
     def settle(self, leases: Leases) -> None:
         """Time goes on until no lease can be left of a helper that was killed."""
         for _ in range(4):
-            self.now_s += max(POLL_S, GRACE_S)
+            self.now_s += POLL_S
             leases.poll()
 
 
@@ -91,6 +91,8 @@ def me(name: str = "train.py") -> Holder:
     return Holder(os.getuid(), os.getpid(), module.start_ticks(os.getpid()) or 0, name)
 
 
+UNLOCKED = {"sm_clock": "unlocked"}
+"""As a policy says what is found of a clock."""
 DEAD = Holder(os.getuid(), 2**22 - 1, 5, "gone")
 
 
@@ -142,7 +144,7 @@ class TestLife:
     def test_other_knobs_of_the_gpu_are_free(self, machine):
         leases = machine.start()
         leases.acquire(me(), machine.wanted(ASKED_W), 30.0)
-        lease = leases.acquire(me(), machine.wanted(1200.0, knob="sm_clock"), 30.0)
+        lease = leases.acquire(me(), machine.wanted(1200.0, knob="sm_clock"), 30.0, UNLOCKED)
         assert (machine.caps_w(), machine.locks()) == ([ASKED_W], [1200])
         leases.end(lease, Happening.RELEASED)
         assert (machine.caps_w(), machine.locks()) == ([ASKED_W], [None])
@@ -154,6 +156,20 @@ class TestLife:
         assert machine.caps_w() == [OTHER_W]
         leases.end(lease, Happening.RELEASED)
         assert machine.caps_w() == [FOUND_W]
+
+    def test_it_is_never_set_above_what_was_found_where_the_policy_says_so(self, machine):
+        machine.somebody_sets(222.0)
+        leases = machine.start()
+        (cap, _), *_ = machine.wanted(ASKED_W)
+        with pytest.raises(ConfigError, match="never set above what was found, 222 W: not to 230 W"):
+            leases.acquire(me(), [(cap, 230.0)], 30.0, bounded=[cap])
+        lease = leases.acquire(me(), [(cap, ASKED_W)], 30.0, bounded=[cap])
+        with pytest.raises(ConfigError, match="222 W: not to 230 W"):
+            leases.change(lease, [(cap, 230.0)], bounded=[cap])
+        assert machine.caps_w() == [ASKED_W]
+        leases.change(lease, [(cap, 222.0)], bounded=[cap])
+        leases.change(lease, [(cap, 230.0)])
+        assert machine.caps_w() == [230.0]
 
     @pytest.mark.parametrize("happening", [Happening.DIED, Happening.SILENT, Happening.STOPPED, Happening.TAKEN])
     def test_however_it_ends(self, machine, happening):
@@ -191,7 +207,7 @@ class TestOthers:
 
     def test_a_lock_that_the_driver_forgot_is_noticed_though_nothing_can_be_read(self, machine):
         leases = machine.start()
-        lease = leases.acquire(me(), machine.wanted(1200.0, knob="sm_clock"), 30.0)
+        lease = leases.acquire(me(), machine.wanted(1200.0, knob="sm_clock"), 30.0, UNLOCKED)
         file_nvml.reload_driver(machine.nvml)
         leases.poll()
         assert lease.holds[0].state is State.LOST
@@ -290,7 +306,7 @@ class TestRefusals:
 def scenario(machine: Machine, leases: Leases, *, knob: str, is_changed: bool) -> None:
     """A lease's whole life."""
     first, second = (ASKED_W, OTHER_W) if knob == "power_cap" else (1200.0, 1005.0)
-    lease = leases.acquire(DEAD, machine.wanted(first, knob=knob), 30.0)
+    lease = leases.acquire(DEAD, machine.wanted(first, knob=knob), 30.0, UNLOCKED)
     if is_changed:
         leases.change(lease, machine.wanted(second, knob=knob))
     leases.end(lease, Happening.RELEASED)
@@ -384,27 +400,14 @@ def test_never_ours_without_a_lease(tmp_path_factory, at, act, holder_lives, fou
         assert cap_w in allowed, machine.steps
 
 
-def test_a_holder_that_lives_may_come_back_after_a_kill(machine):
+@pytest.mark.parametrize("holder", [me(), DEAD], ids=["lives", "is dead"])
+def test_a_helper_that_was_killed_ends_its_leases(machine, holder):
+    """What ran meanwhile is of no known setting, and the unit's ExecStopPost ends them anyhow."""
     leases = machine.start()
-    lease = leases.acquire(me(), machine.wanted(ASKED_W), 30.0)
-    again = machine.start()  # the first one is gone without a word
-    machine.now_s += GRACE_S / 2
-    again.poll()
-    again.renew(again.leases[lease.id])
-    machine.now_s += 20.0
-    again.poll()
-    assert machine.caps_w() == [ASKED_W]
-    machine.now_s += 20.0
-    again.poll()
+    leases.acquire(holder, machine.wanted(ASKED_W), 30.0)
+    again = machine.start()
     assert machine.caps_w() == [FOUND_W]
-
-
-def test_a_pid_that_was_given_to_another_process_is_not_the_holder(machine):
-    leases = machine.start()
-    reused = Holder(os.getuid(), os.getpid(), me().start_ticks - 1, "train.py")
-    leases.acquire(reused, machine.wanted(ASKED_W), 30.0)
-    machine.start()
-    assert machine.caps_w() == [FOUND_W]
+    assert again.is_clean
 
 
 def test_records_of_an_earlier_boot_are_dropped_and_nothing_is_set(machine):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from powerd_control.policy import Caller, Policy, Rule, load_policy
 from powerd_core.errors import ConfigError, ControlDenied
-from powerd_core.settings import UNITS
+from powerd_core.hold import UNITS
 
 ME = pwd.getpwuid(os.getuid()).pw_name
 MINE = grp.getgrgid(os.getgid()).gr_name
@@ -20,7 +20,7 @@ STRANGER = Caller(os.getuid() + 1, frozenset({os.getgid() + 1}))
 
 
 def knob(name="power_cap", device="gpu0", uuid="GPU-1", *, users=None, **more):
-    more = {"is_shared": False, "is_untold": False} | more
+    more = {"is_shared": False, "is_untold": False, "driver": "nvml"} | more
     return SimpleNamespace(name=name, device=device, uuid=uuid, users=lambda: users, **more)
 
 
@@ -67,6 +67,41 @@ def test_a_rule(tmp_path, caller, wanted, ttl_s, why):
     else:
         with pytest.raises(ControlDenied, match=why):
             of.check(caller, [wanted], ttl_s)
+
+
+def test_a_lease_lasts_so_long_however_often_it_is_renewed(tmp_path):
+    of = policy(RULE + "max_lease_s = 3600\n", tmp_path)
+    of.check(ADA, [(knob(), 200.0)], 30.0, held_s=3600.0)
+    with pytest.raises(ControlDenied, match="a lease of at most 3600 s"):
+        of.check(ADA, [(knob(), 200.0)], 30.0, held_s=3601.0)
+    with pytest.raises(ControlDenied, match="a lease of at most 604800 s"):
+        policy(RULE, tmp_path).check(ADA, [(knob(), 200.0)], 30.0, held_s=1e6)
+
+
+@pytest.mark.parametrize(
+    ("rules", "is_bounded"),
+    [
+        (RULE, False),
+        (RULE + "never_above_found = true\n", True),
+        (RULE + "never_above_found = true\n" + RULE, False),
+        (RULE + "never_above_found = true\n" + RULE.replace("gpu0", "gpu1"), True),
+    ],
+)
+def test_what_may_never_be_set_above_what_was_found(tmp_path, rules, is_bounded):
+    """Unless another rule allows it without that."""
+    cap = knob()
+    assert policy(rules, tmp_path).check(ADA, [(cap, 200.0)], 30.0) == ([cap] if is_bounded else [])
+
+
+def test_knobs_that_are_untested_on_hardware_are_named_by_the_policy(tmp_path):
+    package = knob("package_power", "cpu0", driver="cpu")
+    rule = RULE.replace("gpu0", "*").replace('"power_cap"]', '"package_power"]')
+    with pytest.raises(ControlDenied, match=r'cpu0 package_power needs untested = \["cpu"\] in the policy'):
+        policy(rule, tmp_path).check(ADA, [(package, 90.0)], 30.0)
+    of = policy('untested = ["cpu"]\n' + rule, tmp_path)
+    of.check(ADA, [(package, 90.0)], 30.0)
+    assert of.texts(ADA)[-1] == "untested on hardware: cpu"
+    assert of.texts(STRANGER) == []
 
 
 def test_one_knob_that_is_not_allowed_refuses_the_whole(tmp_path):
@@ -120,6 +155,22 @@ def test_whom_the_helper_believes(tmp_path):
         "[[allow]]\nuser = 'a'\nknobs = ['fan']\n",
         "[[allow]]\nuser = 'a'\npower_cap_w = [300, 150]\n",
         "[[allow]]\nuser = 'a'\nmax_ttl = 5\n",
+        "[[allow]]\nuser = 'a'\nmax_ttl_s = 'long'\n",
+        "[[allow]]\nuser = 'a'\nmax_ttl_s = true\n",
+        "[[allow]]\nuser = 'a'\nmax_lease_s = nan\n",
+        "[[allow]]\nuser = 'a'\npower_cap_w = [150]\n",
+        "[[allow]]\nuser = 'a'\npower_cap_w = ['150', '300']\n",
+        "[[allow]]\nuser = 'a'\nsteal = 1\n",
+        "[[allow]]\nuser = 5\n",
+        "[[allow]]\nuser = 'a'\ndevices = 'gpu0'\n",
+        "[[allow]]\nuser = 'a'\nrequire = 'luck'\n",
+        "allow = [1]\n",
+        "powerd_user = 5\n",
+        "sm_clock_found = true\n",
+        "sm_clock_found = [1200, 1300]\n",
+        "sm_clock_found = 'fast'\n",
+        "untested = ['fan']\n",
+        "untested = 'amd'\n",
         "[[alow]]\nuser = 'a'\n",
         "allow = 1\n",
         "\0",

@@ -81,7 +81,7 @@ class Lab:
 
     def run(self, *more):
         at = ["--socket", str(self.folder / "socket"), "--policy", str(self.policy), "--sysfs", str(self.folder)]
-        return main([*at, "--nvml", "support.file_nvml", *more])
+        return main([*at, "--nvml", "support.file_nvml", "--simulated", *more])
 
 
 @pytest.fixture
@@ -201,10 +201,8 @@ class TestOneAMachine:
 
     def test_on_the_machines_own_driver_it_is_one_lock_for_all_sockets(self, lab, monkeypatch):
         monkeypatch.setattr(module.os, "geteuid", lambda: 0)
-        monkeypatch.delenv("POWERD_SIM_GPU", raising=False)
-        of = {nvml: module._lock_path(SimpleNamespace(nvml=nvml), lab.folder / "leases") for nvml in ("pynvml", "fake")}
-        assert str(of["pynvml"]) == "/run/powerd-control/lock"
-        assert of["fake"] == lab.folder / "lock"
+        assert str(module._lock_path(False, lab.folder / "leases")) == "/run/powerd-control/lock"
+        assert module._lock_path(True, lab.folder / "leases") == lab.folder / "lock"
 
     def test_a_link_is_no_lock(self, lab):
         (lab.folder / "lock").symlink_to(lab.policy)
@@ -213,7 +211,9 @@ class TestOneAMachine:
 
 
 class TestPolicyWhileItIsHeld:
-    @pytest.mark.parametrize("change", ["the rule is gone", "narrower", "somebody else computes", "nothing"])
+    @pytest.mark.parametrize(
+        "change", ["the rule is gone", "narrower", "somebody else computes", "it lasts too long", "nothing"]
+    )
     def test_it_is_looked_at_again(self, lab, monkeypatch, change):
         users = {os.getuid()}
         monkeypatch.setattr(PowerCap, "users", lambda self: frozenset(users))
@@ -229,6 +229,8 @@ class TestPolicyWhileItIsHeld:
             lab.allow(more="power_cap_w = [100, 150]\n")
         elif change == "somebody else computes":
             users.add(os.getuid() + 1)
+        elif change == "it lasts too long":
+            lab.allow(more="max_lease_s = 2\n")
         lab.now_s += 3.0
         helper._mind()
         assert (lease in lab.leases.leases) == (change == "nothing")

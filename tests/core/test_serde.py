@@ -186,7 +186,7 @@ def test_options_are_converted():
         ({"mode": "fats"}, "here: option 'mode': unknown value 'fats': did you mean 'fast'?"),
         ({"colour": "green"}, "here: option 'colour': unknown value 'green' (there are: blue, red)"),
         ({"either": 1.5}, "here: option 'either': expected an integer or a string, found 1.5"),
-        ({"gains": {"a": "b"}}, "here: option 'gains'.a: expected a number, found 'b'"),
+        ({"gains": {"a": "b"}}, "here: option 'gains.a': expected a number, found 'b'"),
         ({"bits": 17}, "here: bits: at most 16"),
         ({"path": ""}, "here: option 'path': expected a path, found ''"),
     ],

@@ -68,7 +68,7 @@ def test_the_example_is_good() -> None:
         ("[server]\nblock_ms = 0.1\n" + GOOD, "'block_ms'"),
         ("[server]\nspool_mib = 0.5\n" + GOOD, "'spool_mib'"),
         ("[server]\nspool_sync_s = 0\n" + GOOD, "'spool_sync_s'"),
-        ('[server]\nspool = ""\n' + GOOD, "'spool'"),
+        ('[server]\nspool = ""\n' + GOOD, "'server.spool'"),
         ('[[source]]\nname = "x"', "[[source]] 1: missing option 'kind'"),
         ('[[source]]\nkind = "simm"', "[[source]] 1 (simm): unknown kind of source 'simm'"),
         ('[[source]]\nkind = "no.such:Thing"', "ModuleNotFoundError"),

@@ -448,7 +448,7 @@ class TestProcess:
         gpu, node = socket_of
         program = f"""
 from powerd_daemon.sources.sim.gpu_socket import SimGpu
-SimGpu({str(gpu._path)!r}).run(0.0, 0.01, 0.0, 187.0)
+SimGpu({str(gpu._wire.path)!r}).run(0.0, 0.01, 0.0, 187.0)
 input()
 """
         with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE) as worker:
@@ -483,7 +483,7 @@ input()
             '{"call": "nvmlDeviceSetPowerManagementLimit", "arguments": [0, %s]}',
         )
         with socket.socket(socket.AF_UNIX) as client:
-            client.connect(str(gpu._path))
+            client.connect(str(gpu._wire.path))
             for number in ("1e999", "-1e999", "NaN", "1e-400", "9" * 400):
                 for form in forms:
                     client.sendall(f"{form % number}\n".encode())
@@ -504,14 +504,14 @@ input()
                         held.append(os.open(os.devnull, os.O_RDONLY))
                 with pytest.raises(OSError, match="Too many open files"):
                     os.open(os.devnull, os.O_RDONLY)
-                client.connect(str(gpu._path))
+                client.connect(str(gpu._wire.path))
                 assert client.recv(1) == b""  # it hears of it
                 assert gpu.call("nvmlDeviceGetCount", []) == 2
             finally:
                 resource.setrlimit(resource.RLIMIT_NOFILE, before)
                 for descriptor in held:
                     os.close(descriptor)
-        assert SimGpu(gpu._path).call("nvmlDeviceGetCount", []) == 2
+        assert SimGpu(gpu._wire.path).call("nvmlDeviceGetCount", []) == 2
 
     @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # the end that is tried
     def test_clients_hear_of_its_end_whatever_it_ends_by(self, socket_of, monkeypatch):

@@ -86,9 +86,9 @@ def test_the_script_is_clean() -> None:
     subprocess.run(["shellcheck", str(SCRIPT)], check=True)
 
 
-def unit() -> dict[str, list[str]]:
+def unit(name: str = "powerd.service") -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
-    for line in (DEPLOY / "powerd.service").read_text().splitlines():
+    for line in (DEPLOY / name).read_text().splitlines():
         if match := re.fullmatch(r"(\w+)=(.*)", line):
             found.setdefault(match[1], []).append(match[2])
     return found
@@ -117,15 +117,47 @@ def test_the_unit_lets_nvml_at_the_devices_of_every_driver() -> None:
     assert not any(fnmatch("mem", group) for group in groups)
 
 
-@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
-def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
-    text = (DEPLOY / "powerd.service").read_text().replace("/opt/powerd/bin/powerd", "/bin/true")
-    (tmp_path / "powerd.service").write_text(text)
+def test_no_variable_of_the_environment_says_what_the_control_helper_runs_as_root() -> None:
+    found = unit("powerd-control.service")
+    for name in ("ExecStart", "ExecStopPost"):
+        (command,) = found[name]
+        assert command.startswith("/opt/powerd/bin/python -I -m powerd_control ")
+    assert not any(name.startswith("Environment") for name in found)
+
+
+def test_the_control_helper_can_ask_the_machine_what_it_has_to() -> None:
+    """It reads the boot's number, the beginning of processes and NVIDIA's devices, and gives its socket to a group."""
+    found = unit("powerd-control.service")
+    assert "ProcSubset" not in found
+    assert found["SystemCallFilter"][-1] == "@chown"
+    assert found["DeviceAllow"] == ["char-nvidia* rw"]
+
+
+needs_systemd = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
+
+
+@needs_systemd
+@pytest.mark.parametrize("name", ["powerd.service", "powerd-control.service"])
+def test_systemd_accepts_the_unit(tmp_path: Path, name: str) -> None:
+    text = re.sub(r"/opt/powerd/bin/\w+", "/bin/true", (DEPLOY / name).read_text())
+    (tmp_path / name).write_text(text)
     done = subprocess.run(
-        ["systemd-analyze", "verify", str(tmp_path / "powerd.service")], capture_output=True, text=True, check=False
+        ["systemd-analyze", "verify", str(tmp_path / name)], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert "powerd.service" not in done.stderr, done.stderr
+    assert name not in done.stderr, done.stderr
+
+
+@pytest.mark.slow
+@needs_systemd
+def test_what_the_control_helper_is_exposed_to() -> None:
+    """Of 10; it was 3.7. It has to be root with CAP_SYS_ADMIN at the driver's devices."""
+    command = ["systemd-analyze", "security", "--offline=true", "--no-pager", str(DEPLOY / "powerd-control.service")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    level = re.search(r"exposure level .*: ([\d.]+)", done.stdout)
+    if level is None:
+        pytest.skip("this systemd reads no units offline")
+    assert float(level[1]) <= 1.8
 
 
 def test_the_configurations_are_good(tmp_path: Path) -> None:

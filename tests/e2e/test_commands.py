@@ -34,7 +34,7 @@ def pick(name, *options):
     [
         (pick("t.csv", "-o", "precious.csv"), r"precious\.csv exists"),
         ([*JOULES, "record", "--output", "new.h5", "--", "no-such-command"], r"cannot run 'no-such-command'"),
-        ([*JOULES, "info", "a.h5", "--devise", "x"], r"--devise. Did you mean --device\?"),
+        ([*JOULES, "info", "a.h5", "--devise", "x"], r"--devise\W+Did you mean \W?--device"),
         ([*POWERD, "run", "--config", "line.toml"], r"gpu0\.nothing"),
         ([*POWERD, "describe", "tcp://127.0.0.1:9"], r"no powerd answers at tcp://127\.0\.0\.1:9"),
     ],

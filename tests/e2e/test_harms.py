@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from analytics.support.command import joules, refused
 from powerd_analytics import export, plots
 from powerd_analytics.campaigns import executors, report
-from powerd_analytics.campaigns.design import design_of
+from powerd_analytics.campaigns.campaign_file import design_of
 from powerd_analytics.campaigns.executors import Local
 from powerd_analytics.campaigns.journal import Journal
 from powerd_analytics.cli import shared

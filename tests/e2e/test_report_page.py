@@ -9,6 +9,7 @@ import pytest
 from bench_report import browser_page, find_browser
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "analytics" / "support"))
+import make_layers
 from make_campaign import one_run, simulated_campaign
 from make_run import MS, LineSpec, S, make_run, training
 
@@ -48,10 +49,27 @@ def page(runs, tmp_path_factory):
         yield opened
 
 
-@pytest.mark.parametrize("kind", ["of a run", "of several runs", "of a campaign"])
+def odd_run(path, kind):
+    plan = training((64,), 20)
+    if kind == "of a slow sensor":  # nothing is resolvable
+        line = LineSpec("gpu0.nvml", plan.power(), period_ns=400 * MS)
+        return make_run(path, [line], plan.phases, end_ns=plan.end_ns)
+    if kind == "of layers":
+        return make_layers.write_run(path)
+    line = LineSpec("gpu0.a", plan.power())
+    devices = {"gpu0": ["gpu0.a"], "gpu1": []}
+    return make_run(path, [line], plan.phases, devices, end_ns=plan.end_ns, complete=0)
+
+
+ODD = ("of a slow sensor", "of layers", "of a device without lines")
+
+
+@pytest.mark.parametrize("kind", ["of a run", "of several runs", "of a campaign", *ODD])
 def test_every_kind_of_page_loads_without_an_error(runs, tmp_path, kind):
     out = tmp_path / "page.html"
-    if kind == "of a campaign":
+    if kind in ODD:
+        write_report([odd_run(tmp_path / "r.h5", kind)], out)
+    elif kind == "of a campaign":
         design, history = simulated_campaign(tmp_path / "c")
         write_campaign(Campaign(design, history), out)
     else:

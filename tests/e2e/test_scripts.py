@@ -39,6 +39,7 @@ def shape(text):
     lines = re.sub(r"^ \S.*\n(?: {5}\S.*\n)*", "", text + "\n", flags=re.MULTILINE).splitlines()
     # What is in no phase, and what rests between them, shows only where it is more than half a per cent.
     lines = [line for line in lines if "outside phases" not in line and "(rest" not in line]
+    lines = [re.sub(r"^ +of \S+ J in \w+: ", "", line) for line in lines]  # where much is outside them
     return [found[0] for line in lines if (found := re.search(r"[A-Za-z$][\w.]*", line))]
 
 

@@ -161,8 +161,8 @@ class Resetter:
         with suppress(OSError):
             while True:
                 near, _ = self._listener.accept()
-                far = RawPeer(self._target, patience_s=60).connection
-                with suppress(OSError), near, far:
+                # Who is let in nowhere, as many are connected, is turned away here too.
+                with suppress(OSError), near, RawPeer(self._target, patience_s=60).connection as far:
                     self._carry(near, far)
 
     def _carry(self, near: socket.socket, far: socket.socket) -> None:

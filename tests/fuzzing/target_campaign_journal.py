@@ -10,8 +10,9 @@ from functools import cache
 from pathlib import Path
 
 from fuzzing.picker import Picker, expect, spoiled
+from powerd_analytics.campaigns.campaign_file import design_of
 from powerd_analytics.campaigns.cells import Campaign, measured
-from powerd_analytics.campaigns.design import Design, design_of
+from powerd_analytics.campaigns.design import Design
 from powerd_analytics.campaigns.findings import findings
 from powerd_analytics.campaigns.journal import NAME, Discard, Journal, read_history
 from powerd_analytics.campaigns.report import about

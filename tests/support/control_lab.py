@@ -36,6 +36,7 @@ class Lab:
         monkeypatch.setenv("POWERD_FAKE_NVML", str(self.nvml))
         monkeypatch.setenv("POWERD_CONTROL", str(self.socket))
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        monkeypatch.setitem(sys.modules, "pynvml", file_nvml)
         support = str(Path(file_nvml.__file__).parent)
         monkeypatch.setenv("PYTHONPATH", os.pathsep.join([support, os.environ.get("PYTHONPATH", "")]))
         self.policy = folder / "control.toml"
@@ -46,8 +47,8 @@ class Lab:
         self.policy.write_text(RULE.format(user=getpass.getuser(), more=more))
 
     def start(self) -> None:
-        command = [sys.executable, "-m", "powerd_control", "--nvml", "file_nvml", "--sysfs", str(self.folder / "sys")]
-        command += ["--socket", str(self.socket), "--policy", str(self.policy)]
+        command = [sys.executable, "-m", "powerd_control", "--nvml", "file_nvml", "--simulated"]
+        command += ["--socket", str(self.socket), "--policy", str(self.policy), "--sysfs", str(self.folder / "sys")]
         log = (self.folder / "log").open("a")
         self.process = subprocess.Popen(command, stderr=log, text=True)
         log.close()

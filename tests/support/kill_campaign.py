@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from powerd_analytics.campaigns.design import design_of
+from powerd_analytics.campaigns.campaign_file import design_of
 from powerd_analytics.campaigns.journal import NAME, Journal
 from powerd_analytics.campaigns.runner import Blocks, Runner, begin
 from powerd_analytics.campaigns.simulated import Simulated

@@ -21,9 +21,8 @@ from hypothesis import strategies
 
 LIMIT_S = 0.2
 """CPU seconds of a quick test on the machine that the list was measured on."""
-TOLERANCE = 25
-"""A test fails from so many times `LIMIT_S`: a busy or slower machine counts the same work as more, and in a fresh
-clone the first test that draws from all text makes hypothesis' tables, 3 s."""
+TOLERANCE = 5
+"""A test fails from so many times `LIMIT_S`: a busy or slower machine counts the same work as more."""
 
 QUICK = "not slow and not soak"
 """What `make test` chooses."""
@@ -92,15 +91,38 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.slow)
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _libraries_are_loaded():
-    """What most of the product imports is loaded before the first test, whose time it would count as otherwise."""
-    for name in ("h5py", "numpy.testing", "pandas", "scipy.optimize", "scipy.stats", "cyclopts", "matplotlib.pyplot"):
+_LIBRARIES = (
+    "h5py", "numpy.testing", "pandas", "scipy.optimize", "scipy.stats", "cyclopts", "matplotlib.pyplot", "duckdb",
+)  # fmt: skip
+
+
+def pytest_collection_finish(session):
+    """What most tests need is loaded before the first of them, whose time it would count as otherwise.
+
+    That is what most of the product imports, and hypothesis' tables of characters: 3 s in a fresh clone.
+    """
+    if not _is_whole(session):
+        return
+    for name in (
+        "h5py",
+        "numpy.testing",
+        "pandas",
+        "scipy.optimize",
+        "scipy.stats",
+        "cyclopts",
+        "matplotlib.pyplot",
+        "duckdb",
+    ):
         try:
             __import__(name)
         except ImportError:  # the tests that need it are skipped
             continue
-    strategies.characters(codec="utf-8").validate()  # hypothesis' tables, which a fresh clone has to make
+    strategies.characters(codec="utf-8").validate()
+
+
+def _is_whole(session):
+    """Whether the whole quick tier is run, whose tests have to keep the rule."""
+    return session.config.option.markexpr == QUICK and len(session.items) > _MOST_OF_IT
 
 
 def broken_rule(took_s, processes):
@@ -124,8 +146,7 @@ _BEFORE = pytest.StashKey[tuple[float, int]]()
 @pytest.hookimpl(wrapper=True, trylast=True)
 def pytest_runtest_teardown(item):
     yield
-    is_whole = item.config.option.markexpr == QUICK and len(item.session.items) > _MOST_OF_IT
-    if not is_whole or item.get_closest_marker("quick"):
+    if not _is_whole(item.session) or item.get_closest_marker("quick"):
         return
     began_s, processes = item.stash[_BEFORE]
     took_s = cpu_s() - began_s

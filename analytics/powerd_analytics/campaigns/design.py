@@ -10,14 +10,11 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
-from math import prod
-from string import Formatter
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal
 
 from powerd_core.errors import ConfigError
 from powerd_core.lease import KNOB_OF_OPTION, Range, resolve
@@ -38,11 +35,6 @@ GPUS = "gpus"
 Order = Literal["randomised-blocks", "as-written", "abba"]
 DISCARDS = ("thermal", "overridden", "clock-missed", "lease-lost", "shared")
 """Reasons for which a run is measured again."""
-_OF_A_RUN = ("seed", "block")
-_MOST_CELLS = 100_000
-_NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
-_HALF_WIDTH = re.compile(r"\s*([\d.]+)\s*%\s*")
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +76,10 @@ class Until:
 
     metric: Literal["energy_j", "time_s", "edp_js"] = "energy_j"
     half_width: float = 0.01
-    """Of the mean."""
+    """A share of the mean."""
+
+    def __post_init__(self) -> None:
+        _require(0 < self.half_width < 1, 'half_width: a share of the mean, as "1 %" or 0.01')
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +87,10 @@ class Repeats:
     min: int = 5
     max: int = 5
     until: Until | None = None
+
+    def __post_init__(self) -> None:
+        _require(1 <= self.min <= self.max, f"min {self.min} and max {self.max} must be 1 or more, and rise")
+        _require(self.until is None or self.min > 1, "min = 1 says nothing of the spread: with `until` 2 or more")
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +107,10 @@ class Guard:
     discard: tuple[str, ...] = DISCARDS
     retries: int = 2
     """So often a run that was discarded or failed is made again."""
+
+    def __post_init__(self) -> None:
+        for reason in self.discard:
+            _require(reason in DISCARDS, f"discard: {reason!r}{did_you_mean(reason, DISCARDS)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,13 +134,16 @@ class Slurm:
 class Pilot:
     """What is found out before the campaign, and is the same in all its runs: how many epochs reach a target."""
 
-    command: tuple[str, ...] = ()
+    command: tuple[str, ...]
     result: str = "epochs"
     """The result of the pilot (`Meter.result`) that counts."""
     sets: str = "epochs"
     """What the campaign's command gets it as."""
     runs: int = 1
     """The greatest of so many pilots is taken."""
+
+    def __post_init__(self) -> None:
+        _require(bool(self.command), "command: a list of texts, as campaign.command")
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +182,52 @@ class Simulation:
     pilot: float = 1.0
     """What the pilot finds."""
     rows: tuple[Mapping[str, Any], ...] = ()
-    """What else holds for the cells that a row's levels name; see `SIMULATED`."""
+    """What else holds for the cells that a row's levels name: the fields of `SimulatedRow`."""
+
+    def __post_init__(self) -> None:
+        times = self.iteration_s.values() if isinstance(self.iteration_s, Mapping) else [self.iteration_s]
+        is_above_0 = all(n > 0 for n in (*times, *(n for n in (self.batch_size, self.iterations) if n is not None)))
+        _require(is_above_0, "iteration_s, batch_size and iterations must be above 0")
+        is_share = 0 <= self.noise < 1 and 0 <= self.throttled <= 1 and abs(self.drift) < 1
+        _require(is_share, "noise, drift and throttled are shares of 1")
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedRow:
+    """What a row of the simulation may say beside its levels."""
+
+    iteration_s: float | None = None
+    power_w: float | None = None
+    """Of a card; without it, it is computed."""
+    phases: Mapping[str, tuple[float, float]] | None = None
+    """Joules and seconds of each phase of an iteration."""
+    epochs: float | None = None
+    """To the target."""
+    epochs_spread: float = 0.0
+    """Standard deviation of their logarithm."""
+    results: Mapping[str, float] = field(default_factory=dict)
+    busy_w: float | None = None
+    waiting: float | None = None
+    memory: float | None = None
+    """Three numbers of the network, see `powerd_core.gpu_physics.Network`."""
+    samples: float | None = None
+    """Of a run."""
+    operations_per_sample: float | None = None
+    """Of one forward pass."""
+    operations_executed_per_sample: float | None = None
+    """All that are executed for a sample."""
+    kernels: tuple[str, ...] = ()
+    """Their names."""
+    is_out_of_memory: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("iteration_s", "power_w", "epochs", "samples"):
+            _require((value := getattr(self, name)) is None or value > 0, f"{name} = {value} must be above 0")
+        for name in ("busy_w", "waiting", "memory", "operations_per_sample", "operations_executed_per_sample"):
+            _require((getattr(self, name) or 0) >= 0, f"{name} = {getattr(self, name)} must not be below 0")
+        numbers = [n for pair in (self.phases or {}).values() for n in pair]
+        _require(all(n > 0 for n in numbers), "phases: joules and seconds of each, above 0")
+        _require(self.epochs_spread >= 0, "epochs_spread must not be below 0")
 
 
 @dataclass(frozen=True)
@@ -239,7 +290,7 @@ class Design:
 
     def cell(self, levels: Levels) -> Cell:
         """The cell of these levels, whether or not the campaign has it."""
-        return Cell(levels, _digest(sorted((name, _plain(level)) for name, level in levels.items())))
+        return Cell(levels, _digest(sorted((name, plain(level)) for name, level in levels.items())))
 
     def reference_of(self, cell: Cell) -> Cell | None:
         """The cell that this one is compared with."""
@@ -277,7 +328,7 @@ class Design:
     def pilot_argv(self, number: int) -> list[str]:
         """The command of a pilot, numbered from 0."""
         assert self.pilot is not None
-        values: dict[str, Level] = {name: _plain(value) for name, value in self.work.items()}
+        values: dict[str, Level] = {name: plain(value) for name, value in self.work.items()}
         return [_filled(word, {**values, "seed": self.seed + number}) for word in self.pilot.command]
 
     def environment_of(self, item: Item) -> dict[str, str]:
@@ -291,7 +342,7 @@ class Design:
 
     def _values(self, item: Item) -> dict[str, Level]:
         work: dict[str, Level] = {self.pilot.sets: "?"} if self.pilot is not None else {}
-        work |= {name: _plain(value) for name, value in self.work.items()}
+        work |= {name: plain(value) for name, value in self.work.items()}
         return {**work, **item.cell.levels, "seed": item.seed, "block": item.block}
 
     def about(self, item: Item) -> dict[str, Any]:
@@ -315,7 +366,7 @@ class Design:
                 return {model: each(name, one) for model, one in level.items()}
             return [each(name, one) for one in level] if isinstance(level, list) else _resolved(name, level, ranges)
 
-        def plain(levels: Mapping[str, Any]) -> dict[str, Any]:
+        def numbers(levels: Mapping[str, Any]) -> dict[str, Any]:
             return {name: each(name, level) for name, level in levels.items()}
 
         factors = {
@@ -325,9 +376,9 @@ class Design:
         return replace(
             self,
             factors=factors,
-            reference=plain(self.reference),
-            exclude=tuple(map(plain, self.exclude)),
-            more_cells=tuple(map(plain, self.more_cells)),
+            reference=numbers(self.reference),
+            exclude=tuple(map(numbers, self.exclude)),
+            more_cells=tuple(map(numbers, self.more_cells)),
         )
 
     def with_pilot(self, value: float | None) -> Design:
@@ -393,7 +444,7 @@ def _resolved(name: str, level: Level, ranges: Mapping[str, Range]) -> Level:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _plain(level: Any) -> Any:
+def plain(level: Any) -> Any:
     return int(level) if isinstance(level, float) and level.is_integer() else level
 
 
@@ -405,327 +456,15 @@ def agrees(levels: Levels, which: Which) -> bool:
     )
 
 
+def _require(is_so: bool, problem: str) -> None:
+    """Raises `ValueError`, which the decoder of files makes an error that names the place."""
+    if not is_so:
+        raise ValueError(problem)
+
+
 def _digest(of: object) -> str:
     return hashlib.sha256(json.dumps(of, default=str).encode()).hexdigest()[:10]
 
 
 def _filled(text: str, values: Mapping[str, Level]) -> str:
-    return text.format_map({name: _plain(value) for name, value in values.items()})
-
-
-# -- the file ----------------------------------------------------------------------------------------------------------
-
-_TABLES = {
-    "repeats": Repeats, "guard": Guard, "control": Control, "executor": Slurm, "instrument": Instrument,
-    "simulation": Simulation,
-}  # fmt: skip
-_OF_CAMPAIGN = ("name", "command", "seed", "seed_of", "device", "price_per_kwh", "currency", "idle_w")
-_KNOWN = ("campaign", "factors", "exclude", "cell", "order", "environment", "work", "weights", "pilot", *_TABLES)
-SIMULATED = (
-    "iteration_s", "power_w", "phases", "epochs", "epochs_spread", "results", "busy_w", "waiting", "memory",
-    "samples", "operations_per_sample", "operations_executed_per_sample", "kernels", "is_out_of_memory",
-)  # fmt: skip
-"""What a row of the simulation may say beside its levels: seconds of an iteration, watts of a card (else computed),
-joules and seconds of each phase of an iteration, epochs to the target with the standard deviation of their logarithm,
-results, three numbers of the network (`powerd_core.gpu_physics.Network`), samples of a run, operations of one forward
-pass of a sample and all that are executed for it, names of kernels, and that it does not fit the memory."""
-
-
-def design_of(document: Mapping[str, Any]) -> Design:
-    """The design that a TOML document says. Raises `ConfigError`, which names what is wrong."""
-    _check_names("", document, _KNOWN)
-    campaign = _table(document, "campaign")
-    _check_names("campaign.", campaign, _OF_CAMPAIGN)
-    if not isinstance(campaign.get("name"), str) or not _NAME.fullmatch(campaign["name"]):
-        raise ConfigError("campaign.name: give it a name of letters, digits, dots and dashes")
-    command = campaign.get("command")
-    if not (isinstance(command, list) and command and all(isinstance(word, str) for word in command)):
-        raise ConfigError('campaign.command: a list of texts, as in ["python", "train.py", "--batch", "{batch_size}"]')
-    factors = {name: _levels(name, given) for name, given in _table(document, "factors").items()}
-    order = _table(document, "order")
-    _check_names("order.", order, ("kind", "reference"))
-    kind = order.get("kind", "randomised-blocks")
-    if kind not in get_args(Order):
-        raise ConfigError(f"order.kind: {kind!r}{did_you_mean(str(kind), get_args(Order))}")
-    design = Design(
-        name=campaign["name"],
-        command=tuple(command),
-        factors=factors,
-        exclude=_rows("exclude", document.get("exclude", [])),
-        more_cells=_rows("cell", document.get("cell", [])),
-        seed=_typed("campaign.seed", campaign.get("seed", 1), int),
-        seed_of=campaign.get("seed_of", "block"),
-        order=kind,
-        reference=_table(order, "reference"),
-        environment={name: _word(f"environment.{name}", n) for name, n in _table(document, "environment").items()},
-        work={name: _typed(f"work.{name}", n, float) for name, n in _table(document, "work").items()},
-        weights={name: _typed(f"weights.{name}", w, float) for name, w in _table(document, "weights").items()},
-        device=_text("campaign.device", campaign.get("device", "")),
-        price_per_kwh=(
-            _typed("campaign.price_per_kwh", campaign["price_per_kwh"], float) if "price_per_kwh" in campaign else None
-        ),
-        currency=_text("campaign.currency", campaign.get("currency", "EUR")),
-        idle_w=_typed("campaign.idle_w", campaign["idle_w"], float) if "idle_w" in campaign else None,
-        pilot=_section("pilot", Pilot, _table(document, "pilot")) if "pilot" in document else None,
-        **{name: _section(name, kind, _table(document, name)) for name, kind in _TABLES.items()},
-    )
-    _check(design)
-    return design
-
-
-def _check(design: Design) -> None:
-    if design.seed_of not in ("block", "campaign"):
-        raise ConfigError(f"campaign.seed_of: {design.seed_of!r} is neither 'block' nor 'campaign'")
-    _check_names("work.", design.work, ("images", "epochs", "samples"))
-    if design.work.get("epochs") and "images" not in design.work:
-        raise ConfigError("work.epochs goes with work.images: how many there are in an epoch")
-    if not 1 <= design.repeats.min <= design.repeats.max:
-        raise ConfigError(f"repeats: min {design.repeats.min} and max {design.repeats.max} must be 1 or more, and rise")
-    if design.repeats.until is not None and design.repeats.min < 2:
-        raise ConfigError("repeats.min: one run says nothing of its spread; with `until` it is 2 or more")
-    for reason in design.guard.discard:
-        if reason not in DISCARDS:
-            raise ConfigError(f"guard.discard: {reason!r}{did_you_mean(reason, DISCARDS)}")
-    _check_levels(design)
-    _check_placeholders(design)
-
-
-def _check_levels(design: Design) -> None:
-    """Names of factors in the tables that have levels, and the levels of those that are ours."""
-    for name in (GPUS, *KNOBS):
-        for level in design.factors.get(name, ()):
-            is_count = isinstance(level, int) and not isinstance(level, bool) and level > 0
-            if name == GPUS and not is_count:
-                raise ConfigError(f"factors.gpus: {level!r} is no number of GPUs")
-            if isinstance(level, bool) or (isinstance(level, int | float) and not level > 0):
-                raise ConfigError(f"factors.{name}: {level!r} cannot be set")
-    for row in design.exclude:
-        if not all(map(_is_level, row.values())):
-            raise ConfigError("exclude: a level, or a list of levels, of each factor that it names")
-    for name, given in design.reference.items():
-        if not all(isinstance(one, Level) for one in (given.values() if isinstance(given, Mapping) else [given])):
-            raise ConfigError(f"order.reference.{name}: a level, or one for each model")
-    for levels in (design.reference, *design.exclude):
-        _check_names("order.reference or exclude: ", levels, tuple(design.factors))
-    for row in design.simulation.rows:
-        _check_names("simulation.rows: ", row, (*design.factors, *SIMULATED))
-        _check_simulated(row)
-    how = design.simulation
-    times = how.iteration_s.values() if isinstance(how.iteration_s, Mapping) else [how.iteration_s]
-    if not all(0 < n < _MOST for n in (*times, how.batch_size or 1.0, how.iterations or 1.0)):
-        raise ConfigError("simulation: iteration_s, batch_size and iterations must be above 0")
-    if not (0 <= how.noise < 1 and 0 <= how.throttled <= 1 and abs(how.drift) < 1):
-        raise ConfigError("simulation: noise, drift and throttled are shares of 1")
-    if not all(0 < n < _MOST for n in design.work.values()):
-        raise ConfigError("work: numbers above 0")
-    if design.instrument.moved_over and design.instrument.moved_over not in design.factors:
-        raise ConfigError(f"instrument.moved_over: there is no factor {design.instrument.moved_over!r}")
-    if any(weight <= 0 for weight in design.weights.values()):
-        raise ConfigError("weights: each must be above 0")
-    if design.pilot is not None and not design.pilot.command:
-        raise ConfigError("pilot.command: a list of texts, as campaign.command")
-    for levels in design.more_cells:
-        if any(not isinstance(level, Level) for level in levels.values()):
-            raise ConfigError("cell: a text or a number for each factor")
-        if set(levels) != set(design.factors):
-            raise ConfigError(f"cell: say a level of each factor: {', '.join(design.factors)}")
-    if prod(map(len, design.factors.values())) > _MOST_CELLS:
-        raise ConfigError(f"{prod(map(len, design.factors.values()))} cells are too many: {_MOST_CELLS} at most")
-    if not design.cells():
-        raise ConfigError("the campaign has no cell: all are excluded")
-
-
-def _check_placeholders(design: Design) -> None:
-    """That the command knows all names in its braces, and all factors change something."""
-    known = {*design.factors, *design.work, *_OF_A_RUN, *([design.pilot.sets] if design.pilot else [])}
-    used: set[str] = set()
-    for text in (*design.command, *design.environment.values()):
-        used |= _placeholders(text)
-    if unknown := used - known:
-        name = min(unknown)
-        raise ConfigError(f"the command has {{{name}}}, and there is no such factor{did_you_mean(name, known)}")
-    for name in design.factors:
-        if name not in used and name not in (*KNOBS, GPUS):
-            raise ConfigError(f"factor {name!r} changes nothing: put {{{name}}} into the command or the environment")
-
-
-_MOST = 1e12
-"""No number of a campaign's file is larger."""
-
-
-def _check_simulated(row: Mapping[str, Any]) -> None:
-    """The types of what a row of the simulation says beside its levels."""
-    for name in SIMULATED[: SIMULATED.index("is_out_of_memory")]:
-        value = row.get(name)
-        if value is None:
-            continue
-        if name == "kernels":
-            _texts(f"simulation.rows: {name}", value)
-        elif name in ("phases", "results"):
-            if not isinstance(value, Mapping):
-                raise ConfigError(f"simulation.rows: {name}: must be a table")
-            pairs = [pair if isinstance(pair, list) else [pair] for pair in value.values()]
-            if any(len(pair) != (2 if name == "phases" else 1) for pair in pairs):
-                raise ConfigError("simulation.rows: phases: joules and seconds of each")
-            numbers = [_typed(f"simulation.rows: {name}", n, float) for pair in pairs for n in pair]
-            if not all(-_MOST < n < _MOST and (n > 0 or name == "results") for n in numbers):
-                raise ConfigError(f"simulation.rows: {name}: a number cannot be")
-        elif not 0 <= _typed(f"simulation.rows: {name}", value, float) < _MOST or (not value and name in _ABOVE_0):
-            raise ConfigError(f"simulation.rows: {name}: {value!r} cannot be")
-
-
-_ABOVE_0 = ("iteration_s", "power_w", "epochs", "samples")
-
-
-def _is_level(value: object) -> bool:
-    return isinstance(value, Level) or (isinstance(value, list) and all(isinstance(one, Level) for one in value))
-
-
-def _placeholders(text: str) -> set[str]:
-    try:
-        names = {name for _, name, _, _ in Formatter().parse(text) if name is not None}
-    except ValueError as error:
-        raise ConfigError(f"{printable(text)!r} in the command: {error}; a brace itself is written twice") from None
-    if "" in names or any(not name.isidentifier() for name in names):
-        raise ConfigError(f"{printable(text)!r} in the command: braces hold the name of a factor")
-    return names
-
-
-def _levels(name: str, given: Any) -> tuple[Level, ...]:
-    """The levels of a factor: a list, or ``{from, to, step}``."""
-    if isinstance(given, Mapping):
-        _check_names(f"factors.{name}.", given, ("from", "to", "step"))
-        try:
-            begin, end, step = (float(given[key]) for key in ("from", "to", "step"))
-        except (KeyError, TypeError, ValueError):
-            raise ConfigError(f"factors.{name}: a range has numbers `from`, `to` and `step`") from None
-        if step <= 0 or end < begin or (end - begin) / step > _MOST_CELLS:
-            raise ConfigError(f"factors.{name}: `to` must not be below `from`, and `step` above 0")
-        return tuple(_plain(round(begin + i * step, 9)) for i in range(int((end - begin) / step + 1e-9) + 1))
-    levels = given if isinstance(given, list) else [given]
-    if not levels or not all(isinstance(level, Level) for level in levels):
-        raise ConfigError(
-            f"factors.{name}: a list of texts or numbers, or a range as {{from = 100, to = 260, step = 5}}"
-        )
-    return tuple(dict.fromkeys(_plain(level) for level in levels))
-
-
-def _section(name: str, kind: type[T], given: Mapping[str, Any]) -> T:
-    """A table of the file as its dataclass."""
-    types = {f.name: str(f.type) for f in fields(kind)}  # type: ignore[arg-type]
-    _check_names(f"{name}.", given, tuple(types))
-    values: dict[str, Any] = {}
-    for key, value in given.items():
-        values[key] = _READ[types[key]](f"{name}.{key}", value)
-    if name == "repeats" and "max" not in given:
-        values["max"] = max(values.get("min", 5), 20 if "until" in given else values.get("min", 5))
-    return kind(**values)
-
-
-def _typed(name: str, value: Any, kind: type[T]) -> T:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or (kind is int and value != int(value)):
-        raise ConfigError(f"{name}: {value!r} is no {'whole ' if kind is int else ''}number")
-    return kind(value)  # type: ignore[call-arg]
-
-
-def _until(name: str, value: Any) -> Until:
-    if not isinstance(value, Mapping):
-        raise ConfigError(f'{name}: as in {{metric = "energy_j", half_width = "1 %"}}')
-    _check_names(f"{name}.", value, ("metric", "half_width"))
-    metrics = get_args(Until.__annotations__["metric"]) or ("energy_j", "time_s", "edp_js")
-    metric = value.get("metric", "energy_j")
-    if metric not in metrics:
-        raise ConfigError(f"{name}.metric: {metric!r}{did_you_mean(str(metric), metrics)}")
-    half_width = value.get("half_width", 0.01)
-    if isinstance(half_width, str):
-        match = _HALF_WIDTH.fullmatch(half_width)
-        half_width = float(match[1]) / 100 if match else -1.0
-    if not isinstance(half_width, float | int) or not 0 < half_width < 1:
-        raise ConfigError(f'{name}.half_width: a share of the mean, as "1 %" or 0.01')
-    return Until(metric, float(half_width))
-
-
-def _texts(name: str, value: Any) -> tuple[str, ...]:
-    if not isinstance(value, list):
-        raise ConfigError(f"{name}: a list of texts")
-    return tuple(_text(name, text) for text in value)
-
-
-def _word(name: str, value: Any) -> str:
-    if not isinstance(value, Level):
-        raise ConfigError(f"{name}: a text or a number")
-    return str(value)
-
-
-def _text(name: str, value: Any) -> str:
-    if not isinstance(value, str):
-        raise ConfigError(f"{name}: {value!r} is no text")
-    return value
-
-
-def _flag(name: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise ConfigError(f"{name}: true or false")
-    return value
-
-
-def _rows(name: str, value: Any) -> tuple[Mapping[str, Any], ...]:
-    if not isinstance(value, list) or not all(isinstance(row, Mapping) for row in value):
-        raise ConfigError(f'{name}: a list of tables, as [{{model = "alexnet", iteration_s = 0.1}}]')
-    return tuple(value)
-
-
-def _counts(name: str, value: Any) -> dict[str, int]:
-    if not isinstance(value, Mapping):
-        raise ConfigError(f"{name}: as in {{pascal = 2, maxwell = 2}}")
-    return {own: _typed(f"{name}.{own}", n, int) for own, n in value.items()}
-
-
-def _names_of(name: str, value: Any) -> dict[str, str]:
-    if not isinstance(value, Mapping):
-        raise ConfigError(f'{name}: as in {{vgg16 = "vgg19"}}')
-    return {own: _text(f"{name}.{own}", text) for own, text in value.items()}
-
-
-def _kind_of_executor(name: str, value: Any) -> str:
-    known = ("local", "submitit")
-    if value not in known:
-        raise ConfigError(f"{name}: {value!r}{did_you_mean(str(value), known)}")
-    return str(value)
-
-
-def _seconds(name: str, value: Any) -> float | dict[str, float]:
-    if isinstance(value, Mapping):
-        return {own: _typed(f"{name}.{own}", seconds, float) for own, seconds in value.items()}
-    return _typed(name, value, float)
-
-
-_READ: dict[str, Any] = {
-    "str": _text,
-    "Literal['local', 'submitit']": _kind_of_executor,
-    "bool": _flag,
-    "Mapping[str, str]": _names_of,
-    "Mapping[str, int]": _counts,
-    "tuple[Mapping[str, Any], ...]": _rows,
-    "float | Mapping[str, float]": _seconds,
-    "int": lambda name, value: _typed(name, value, int),
-    "float": lambda name, value: _typed(name, value, float),
-    "float | None": lambda name, value: _typed(name, value, float),
-    "Until | None": _until,
-    "tuple[str, ...]": _texts,
-}
-"""How a field of a table is read, by the text of its type."""
-
-
-def _table(document: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    value = document.get(name, {})
-    if not isinstance(value, Mapping):
-        raise ConfigError(f"{name}: must be a table")
-    return value
-
-
-def _check_names(where: str, given: Iterable[str], known: Sequence[str]) -> None:
-    for name in given:
-        if name not in known:
-            raise ConfigError(f"{where}{name}: there is no such name{did_you_mean(name, known)}")
+    return text.format_map({name: plain(value) for name, value in values.items()})

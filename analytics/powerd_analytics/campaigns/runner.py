@@ -81,12 +81,12 @@ class Blocks:
     def planned(self, history: History) -> int:
         if self.only is not None:
             return len(self.cells(self.only, history))
-        todo = 0
-        for number in range(self.design.repeats.max):
+        todo, repeats = 0, self.design.repeats
+        for number in range(repeats.max):
+            if todo and number >= repeats.min and repeats.until is not None:
+                break  # which cells it has depends on what those before it give
             items = self.design.block(number, self.cells(number, history))
             todo += sum(not history.record(i).is_done and i.cell.id not in history.left for i in items)
-            if number >= self.design.repeats.min and self.design.repeats.until is not None:
-                break  # what comes behind it depends on what it gives
         return history.done + todo
 
 

@@ -1,7 +1,7 @@
 """A card that is computed instead of run: the executor of ``--on sim:CARD``.
 
 Seconds and joules follow from `powerd_core.gpu_physics`, with the noise of runs, and a planted drift or heat where the
-design asks for them. Where rows of the simulation give an iteration's seconds and joules (`design.SIMULATED`), these
+design asks for them. Where rows of the simulation give an iteration's seconds and joules (`design.SimulatedRow`), these
 are replayed with the same noise: of a card that nobody has fitted, a published table is all that is known.
 Nothing is recorded, and results say that they are simulated.
 """
@@ -131,8 +131,10 @@ class Simulated:
             pairs = {name: (float(j), float(s)) for name, (j, s) in phases.items()}
             return _Iteration(sum(s for _, s in pairs.values()), sum(j for j, _ in pairs.values()), 0.0, pairs)
         if "power_w" in row:
-            time_s = float(row["iteration_s"])
-            return _Iteration(time_s, time_s * float(row["power_w"]))
+            time_s = row.get("iteration_s", self.design.simulation.iteration_s)
+            if not isinstance(time_s, int | float):
+                raise ConfigError("simulation.rows: power_w: say iteration_s too")
+            return _Iteration(float(time_s), float(time_s) * float(row["power_w"]))
         how, cards = self.design.simulation, int(levels.get(GPUS, 1))
         cap_w = float(levels.get("power_cap_w", self.card.limits_w[1]))
         f_most = float(levels.get("sm_clock_mhz", self.card.core_mhz[-1])) / self.card.core_mhz[-1]
@@ -183,7 +185,11 @@ class Simulated:
 
     def _batch(self, levels: Mapping[str, Any]) -> float | None:
         batch = levels.get("batch_size", levels.get("batch"))
-        return float(batch) if isinstance(batch, int | float) else None
+        if not isinstance(batch, int | float):
+            return None
+        if not batch > 0:
+            raise ConfigError(f"factors.batch_size: {batch} cannot be trained with")
+        return float(batch)
 
     def _work(self, item: Item, row: Mapping[str, Any]) -> tuple[float | None, float, dict[str, float]]:
         """Samples, iterations and results of a run. Trainings to a target take another number of epochs with each seed,

@@ -27,6 +27,7 @@ from powerd_analytics.campaigns.group_tables import (
     scaling_table,
 )
 from powerd_analytics.export import Table, with_provenance
+from powerd_analytics.runs.ranks import notes_of_runs
 
 _MAKERS: dict[str, Callable[[Campaign], Table]] = {
     "cells": cells_table,
@@ -61,4 +62,6 @@ def campaign_tables(campaign: Campaign, names: Sequence[str] = ()) -> list[Table
         tables = [
             replace(t, rows=(), notes=(SINGLE,), bounds=frozenset()) if t.name in OF_THE_BEST else t for t in tables
         ]
-    return [with_provenance(table, set(campaign.provenances)) for table in tables if len(table) or table.name in names]
+    beside = notes_of_runs(f"{m.item.key}: {m.result.shared}" for m in campaign.runs if m.result.shared)
+    shown = [with_provenance(table, set(campaign.provenances)) for table in tables if len(table) or table.name in names]
+    return [replace(table, notes=(*table.notes, *beside)) for table in shown]

@@ -48,7 +48,7 @@ For example:
 
 def read_design(file: Path) -> Design:
     """Raises `RunFileError` for a file that cannot be read, `ConfigError` for one that is wrong; both name it."""
-    from powerd_analytics.campaigns.design import design_of
+    from powerd_analytics.campaigns.campaign_file import design_of
     from powerd_core.serde import parse_toml
 
     try:

@@ -12,7 +12,7 @@ import numpy as np
 from powerd_analytics.energy.devices import Part
 from powerd_analytics.energy.reasons import sensor
 from powerd_analytics.results import joules_text, run_totals
-from powerd_analytics.runs.ranks import describe_ranks
+from powerd_analytics.runs.ranks import describe_ranks, notes_of_run
 from powerd_analytics.runs.run import Progress, Run, RunDevice, no_progress
 from powerd_analytics.settings import settings_of
 from powerd_analytics.signals import good_readings_of, load_together
@@ -64,6 +64,7 @@ def run_document(run: Run, device: str | None = None, *, progress: Progress = no
         "events": dict(Counter(event.name for event in run.events)),
         "result": dict(run.result),
         "ranks": describe_ranks(run),
+        "other_programs": list(notes_of_run(run, device)),
         "devices": devices,
         "clocks": [
             {
@@ -186,7 +187,7 @@ def describe_run(document: Document) -> Iterator[str]:
         yield f"  events: {', '.join(f'{n} {name}' for name, n in d['events'].items())}"
     if d["result"]:
         yield f"  result: {', '.join(f'{name} {_value(value)}' for name, value in d['result'].items())}"
-    yield from (f"  {line}" for line in d["ranks"])
+    yield from (f"  {line}" for line in (*d["ranks"], *d["other_programs"]))
     for device in d["devices"]:
         yield f"device {device['device']}{': ' * bool(device['description'])}{device['description']}"
         if device["driver_text"]:

@@ -21,6 +21,7 @@ from powerd_core.errors import AnalysisError, ConfigError
 from powerd_core.text import printable
 
 if TYPE_CHECKING:
+    from powerd_analytics.export import Table
     from powerd_analytics.layers import CountOf
     from powerd_analytics.layouts import Choice
 
@@ -311,11 +312,13 @@ def uncertainty(
       joules uncertainty run.h5 --phase forward
     """
     from powerd_analytics import uncertainty_table
+    from powerd_analytics.runs.ranks import notes_of_run
 
     shared.refuse_existing(output, overwrite)
     with LateProgress() as progress:
         opened = shared.open_run(run, None, progress, is_checked=True)
         rows = uncertainty_table.budget_rows(opened, device, phase, progress=progress)
+        beside = notes_of_run(opened, device)
     if not any(row.table == "phase" for row in rows):
         what = (
             "has no phases: mark them with `meter.phase(...)`" if rows else "is empty: no line feeds any of its devices"
@@ -325,9 +328,10 @@ def uncertainty(
         raise AnalysisError(f"{run}: there is no energy whose uncertainty could be told: {rows[0].words}")
     if format == "json":
         text = uncertainty_table.to_json(rows)
+        shared.warn(beside)
     else:
         of_rows = [uncertainty_table.parts_table(rows)] if format == "csv" else uncertainty_table.budget_tables(rows)
-        text = shared.tables_text(of_rows, format, output)
+        text = shared.tables_text(_with_notes(of_rows, beside, format), format, output)
     shared.put_out(text, output, overwrite)
 
 
@@ -485,6 +489,7 @@ def layers(
     from powerd_analytics.layers import described_layers, layer_energies, layer_table
     from powerd_analytics.operations.counts import CONVENTIONS, read_count
     from powerd_analytics.operations.model import count_named
+    from powerd_analytics.runs.ranks import notes_of_run
     from powerd_analytics.runs.run import read_run
     from powerd_analytics.table import phase_table
 
@@ -514,9 +519,18 @@ def layers(
     table = layer_table(rows)
     if format == "json":
         text = to_json_text({"conventions": CONVENTIONS, "rows": table.records()}) + "\n"
+        shared.warn(notes_of_run(opened, device))
     else:
-        text = shared.tables_text([table], format, output, WIDE)
+        text = shared.tables_text(_with_notes([table], notes_of_run(opened, device), format), format, output, WIDE)
     shared.put_out(text, output, overwrite)
+
+
+def _with_notes(tables: Sequence[Table], notes: Sequence[str], format: str) -> list[Table]:
+    """The tables with notes under the last; for programs they go to the error stream."""
+    if format == "csv" or not tables:
+        shared.warn(notes)
+        return list(tables)
+    return [*tables[:-1], replace(tables[-1], notes=(*tables[-1].notes, *notes))]
 
 
 # ---- tables that anybody published ---------------------------------------------------------------------------------

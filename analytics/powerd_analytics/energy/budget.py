@@ -115,8 +115,9 @@ def line_parts(
     conversion = signal.line.conversion
     # The difference of two readings of a counter, each rounded down to a code.
     code = conversion.j_per_code / np.sqrt(6) if isinstance(conversion, CounterConversion) else 0.0
-    # Coarse steps may go along with the phases. Each end lies between two readings, which both are rounded.
-    stepped = 2 * a.step_j / np.sqrt(3)
+    # Coarse steps may go along with the phases, so that what each end is rounded down by does not average out: an
+    # energy is off by one step at most.
+    stepped = a.step_j / np.sqrt(3)
     # What all intervals of a class share is that of their mean: what is wrong with the power for each as long as it is,
     # what is wrong with the timing for each alike, as it is at its edges.
     labels = int(label.max(initial=-1)) + 1

@@ -30,6 +30,7 @@ and of how many readings."""
 _TIMES = {1: "always at the same moment", 2: "at the same 2 moments", 3: "at the same 3 moments"}
 ENOUGH = 20
 """Readings that phases should have had by their time, from which on having none is no chance."""
+WITHOUT_STEPS = "before the first or behind the last step of its counter"
 WITHOUT_READINGS, CLIPPED_OR_WITHOUT = "without readings", "saturated or without readings"
 _MOSTLY_ONE = 0.9
 """Of the seconds without good readings: nearly all are of one kind."""
@@ -121,6 +122,8 @@ class Clip:
     low: tuple[str, ...]
     seconds: float = 0.0
     """For how long, of the line that did so longest."""
+    without: str = WITHOUT_READINGS
+    """What seconds are called that no line tells."""
 
     def __bool__(self) -> bool:
         return bool(self.high or self.low)
@@ -138,7 +141,7 @@ class Clip:
         """What so many seconds without good readings are called: saturated as far as sensors answered, and stood at
         full scale."""
         if self.seconds < (1 - _MOSTLY_ONE) * missing_s:
-            return WITHOUT_READINGS
+            return self.without
         return str(Fault.SATURATED) if self.seconds > _MOSTLY_ONE * missing_s else CLIPPED_OR_WITHOUT
 
     def note(self, *, has_number: bool) -> str:
@@ -199,4 +202,6 @@ def clipped(
                     at_limit.append(signal.line.name)
                 clipped_s += float(counts.sum()) * signal.spacing_ns * 1e-9
         longest_s = max(longest_s, clipped_s)
-    return Clip(tuple(names["clipped_ns"]), tuple(names["clipped_low_ns"]), longest_s)
+    is_stepped = any(s.is_counter and s.line.accuracy.step_j and s.line.accuracy.update_ns for s in part.signals)
+    without = WITHOUT_STEPS if is_stepped else WITHOUT_READINGS
+    return Clip(tuple(names["clipped_ns"]), tuple(names["clipped_low_ns"]), longest_s, without)

@@ -306,4 +306,5 @@ def _shown(settings: Settings) -> str:
 
 
 def _percent(share: float) -> str:
-    return f"{100 * share:+.1f} %"
+    text = f"{100 * share:+.1f}"
+    return f"{text if float(text) else '0.0'} %"

@@ -121,7 +121,7 @@ def phases_sheet(time: Table, energy: Table) -> Table:
 
 
 _OF_RECORDINGS = ("run", "device", "provenance", "time_s", "energy_j", "u95_j", "power_w", "phases_j", "rest_j",
-                  "missing_s", "is_lower_bound", "note")  # fmt: skip
+                  "rest_u95_j", "missing_s", "is_lower_bound", "note")  # fmt: skip
 
 
 def recordings_sheet(frame: Frame) -> Table:

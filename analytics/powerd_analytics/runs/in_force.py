@@ -3,7 +3,8 @@
 A driver is asked for its limit now and then, mostly once a second, so a change lies somewhere between two readings.
 That stretch belongs to neither setting. A limit counts as another one when it differs by more than `TOLERANCE_W` for at
 least two readings in a row: the enforced limit is the least of all that limit a card, and on some cards one of these
-dips for a moment. No driver tells a clock that was locked: that is known by
+dips for a moment. A limit that comes and goes within `STEADY` such stretches may flip faster than it is read, and sets
+nothing apart either, unless events tell when it came and went. No driver tells a clock that was locked: it is known by
 events (`powerd_core.settings`), which are exact in time. Whatever knows moments at which a setting changed makes
 `Steps` of them; `Timeline.of` puts the steps of all devices and knobs together.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from types import MappingProxyType
 
 import numpy as np
@@ -24,6 +26,8 @@ Values = NDArray[np.float64]
 
 TOLERANCE_W = 0.5
 """Limits are set in whole watts and told in milliwatts."""
+STEADY = 3
+"""A limit that stays for fewer times than what lies between two readings of it is not known to stay."""
 _ENFORCED = "_enforced_"
 ENFORCED_CAP = "power_cap_enforced_w"
 """What a group calls the cap that drivers enforced, in a run in which that changed. The attribute ``power_cap_w`` is
@@ -190,11 +194,18 @@ def stated_steps(stated: Sequence[Stated]) -> Steps:
 
 def timed_by(stated: Sequence[Stated], steps: Steps) -> Steps:
     """The steps of a driver's readings with their changes where events say when they were: a driver that is asked once
-    a second knows them to a second. A change of which no event tells, or several, stays as it was read."""
-    changes = []
+    a second knows them to a second. A change of which no event tells, or several, stays as it was read; where a limit
+    came and went so within `STEADY` such stretches, its two changes meet: nothing lies between them."""
+    changes, is_told = [], []
     for (before_ns, after_ns), value in zip(steps.changes_ns, steps.values[1:], strict=True):
         told = [e for e in stated if before_ns <= e.t_ns <= after_ns and _is(e.value, value)]
-        changes.append((told[0].t_ns, told[0].settled_ns) if len(told) == 1 else (before_ns, after_ns))
+        is_told.append(len(told) == 1)
+        changes.append((told[0].t_ns, told[0].settled_ns) if is_told[-1] else (before_ns, after_ns))
+    for k, ((came_ns, since_ns), (until_ns, gone_ns)) in enumerate(pairwise(steps.changes_ns)):
+        between_ns = max(since_ns - came_ns, gone_ns - until_ns)
+        if until_ns - since_ns < STEADY * between_ns and not (is_told[k] and is_told[k + 1]):
+            changes[k] = (changes[k][0], until_ns)
+            changes[k + 1] = (until_ns, max(changes[k + 1][1], until_ns))
     return Steps(steps.values, tuple(changes))
 
 

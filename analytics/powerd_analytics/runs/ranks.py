@@ -202,6 +202,22 @@ def note_of(device: str, others: str) -> str:
     return f"another program was on {device} for {others}: its joules are in these" if others else ""
 
 
+def notes_of_run(run: Run, device: str | None = None) -> tuple[str, ...]:
+    """The sentence of each device of a run, or of one, that another program was on."""
+    names = [device] if device is not None else list(run.devices)
+    return tuple(text for name in names if (text := note_of(name, other_programs(run, name, run.begin_ns, run.end_ns))))
+
+
+_MOST_SHARED = 5
+
+
+def notes_of_runs(texts: Iterable[str]) -> tuple[str, ...]:
+    """The sentences of several runs, each once; of many the first, and how many more there are."""
+    every = list(dict.fromkeys(texts))
+    more = len(every) - _MOST_SHARED
+    return (*every[:_MOST_SHARED], *([f"another program was on the device in {more} more runs"] * (more > 0)))
+
+
 def _stretches(run: Run, device: str) -> Iterator[tuple[int, int, list[tuple[int, str]]]]:
     """Beginning, end and the processes of each stretch in which the driver listed the same."""
     events = [(e.t_ns, e.values) for e in run.events if e.name == OTHERS and e.values.get("device") == device]

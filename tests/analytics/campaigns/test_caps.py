@@ -7,9 +7,10 @@ from itertools import pairwise
 import pytest
 from command import joules
 
+from powerd_analytics.campaigns.campaign_file import design_of
 from powerd_analytics.campaigns.caps import Rounds, caps_design, levels_of
 from powerd_analytics.campaigns.cells import Campaign
-from powerd_analytics.campaigns.design import Simulation, design_of
+from powerd_analytics.campaigns.design import Simulation
 from powerd_analytics.campaigns.journal import Journal, read_history
 from powerd_analytics.campaigns.runner import Blocks, Runner, begin
 from powerd_analytics.campaigns.simulated import Simulated

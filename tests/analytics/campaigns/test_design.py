@@ -1,13 +1,20 @@
 """Designs: what a file says, what of it is refused, and the order in which runs are made."""
 
+import copy
+import json
 import re
 import tomllib
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from powerd_analytics.campaigns.design import Design, design_of
+from powerd_analytics.campaigns.campaign_file import design_of
+from powerd_analytics.campaigns.design import Design
+from powerd_analytics.campaigns.journal import History
+from powerd_analytics.campaigns.runner import Blocks
+from powerd_analytics.campaigns.simulated import Simulated
 from powerd_analytics.cli.campaign import read_design
 from powerd_core.errors import ConfigError
 from powerd_core.gpu_physics import RTX_6000
@@ -103,20 +110,20 @@ def test_levels_as_they_were_resolved_come_back():
         ("{batch_size}", "{batch}", r"\{batch\}, and there is no such factor.*batch_size"),
         ('"--batch", "{batch_size}", ', "", "'batch_size' changes nothing"),
         ("{batch_size}", "{batch_size", "in the command"),
-        ("name = \"caps\"", "name = \"a/b\"", "campaign.name"),
-        ("command =", "comand =", "campaign.comand.*did you mean 'command'"),
+        ("name = \"caps\"", "name = \"a/b\"", "option 'campaign': name"),
+        ("command =", "comand =", "'campaign': unknown option 'comand': did you mean 'command'"),
         ("[64, 128]", "[]", "factors.batch_size"),
-        ("step = 40", "step = 0", "factors.power_cap_w"),
+        ("step = 40", "step = 0", "factors.power_cap_w'.*step"),
         ("to = 260", "to = 300", "can be set from 100 W to 260 W"),
         ('"default"', '"deflaut"', "power_cap"),
         ("min = 3", "min = 0", "repeats"),
         ("min = 3", 'min = "three"', "repeats.min"),
         ('"1 %"', '"200 %"', "half_width"),
         ('"energy_j"', '"joules"', "metric"),
-        ("[order]", '[order]\nkind = "random"', "order.kind"),
-        ("epochs = 2", "epoch = 2", "work.epoch"),
+        ("[order]", '[order]\nkind = "random"', "'order.kind'"),
+        ("epochs = 2", "epoch = 2", "'work': unknown option 'epoch'"),
         ("[repeats]", '[guard]\ndiscard = ["thermel"]\n[repeats]', "did you mean 'thermal'"),
-        ("[factors]", "[factor]\n[factors]", "factor: there is no such name"),
+        ("[factors]", "[factor]\n[factors]", "unknown option 'factor': did you mean 'factors'"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_named(old, new, text):
@@ -156,17 +163,120 @@ def test_a_model_without_a_reference_of_its_own_is_compared_with_nothing():
 @pytest.mark.parametrize(
     ("tables", "named"),
     [
-        ({"pilot": {"result": "epochs"}}, "pilot.command: a list of texts"),
+        ({"pilot": {"result": "epochs"}}, "'pilot': missing option 'command'"),
         ({"instrument": {"moved_over": "card"}}, "instrument.moved_over: there is no factor 'card'"),
-        ({"instrument": {"mixed": 2}}, "instrument.mixed: as in"),
+        ({"instrument": {"mixed": 2}}, "'instrument.mixed': expected a table"),
         ({"weights": {"top1": 0}}, "weights: each must be above 0"),
-        ({"simulation": {"rows": {"model": "vgg19"}}}, "simulation.rows: a list of tables"),
-        ({"simulation": {"rows": [{"modl": "vgg19"}]}}, "simulation.rows: modl: there is no such name"),
+        ({"simulation": {"rows": {"model": "vgg19"}}}, "'simulation.rows': expected a list of tables"),
+        ({"simulation": {"rows": [{"modl": "vgg19"}]}}, "simulation.rows: unknown option 'modl'"),
     ],
 )
 def test_what_is_wrong_in_a_table_is_named(tables, named):
     with pytest.raises(ConfigError, match=named):
         of(**tables)
+
+
+WHOLE = {
+    "campaign": {"name": "c", "command": ["train", "{model}", "{batch_size}"], "seed": 3, "seed_of": "campaign",
+                 "device": "gpu0", "price_per_kwh": 0.3, "currency": "EUR", "idle_w": 20.0},
+    "factors": {"model": ["vgg19", "resnet50"], "batch_size": [64, 128], "gpus": [1, 2],
+                "power_cap_w": {"from": 160, "to": 260, "step": 50}},
+    "exclude": [{"model": "vgg19", "batch_size": [128]}],
+    "cell": [{"model": "vgg19", "batch_size": 8, "gpus": 1, "power_cap_w": 160}],
+    "order": {"kind": "abba", "reference": {"power_cap_w": "default", "batch_size": {"vgg19": 64, "resnet50": 128}}},
+    "repeats": {"min": 3, "max": 9, "until": {"metric": "time_s", "half_width": "2 %"}},
+    "guard": {"discard": ["thermal"], "retries": 1, "idle_gap_s": 0.5},
+    "control": {"devices": "gpu0"}, "executor": {"kind": "local", "gpus": 2},
+    "environment": {"N": 3, "M": "{model}"}, "work": {"images": 1280, "epochs": 2}, "weights": {"top1": 1},
+    "pilot": {"command": ["train", "{seed}"], "sets": "epochs"},
+    "instrument": {"moved_over": "model", "mixed": {"vgg19": 1}, "spread": 0.01},
+    "simulation": {"network": "{model}", "stand_in": {"a": "vgg19"}, "iteration_s": {"vgg19": 0.3, "resnet50": 0.2},
+                   "batch_size": 64, "noise": 0.01, "machine": True, "rows": [
+                       {"model": "vgg19", "phases": {"forward": [2, 0.1]}, "results": {"top1": 0.9}, "kernels": ["k"]},
+                       {"model": "resnet50", "gpus": 2, "busy_w": 10, "is_out_of_memory": True}]},
+}  # fmt: skip
+"""Every table of a campaign's file."""
+
+
+def places(value, path=()):
+    """The path of every value in a document."""
+    if path:
+        yield path
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, one in inner:
+        yield from places(one, (*path, key))
+
+
+PLACES = sorted(places(WHOLE), key=str)
+OTHER = st.sampled_from(
+    ["x", "", "{model", "{none}", 0, -1, 3, 10**15, 0.5, -2.5, True, [], [1, 2], {}, {"a": 1}, None]
+)
+
+
+@given(st.lists(st.tuples(st.sampled_from(PLACES), OTHER, st.booleans()), min_size=1, max_size=2))
+def test_a_mutated_file_gives_a_design_that_can_be_run_or_one_clear_line(changes):
+    document = copy.deepcopy(WHOLE)
+    for path, value, renames in changes:
+        holder = document
+        try:
+            for key in path[:-1]:
+                holder = holder[key]
+            taken = holder.pop(path[-1])
+        except (LookupError, TypeError, AttributeError):  # what an earlier change took away
+            continue
+        if isinstance(holder, dict) and value is not None:
+            holder[f"{path[-1]}x" if renames else path[-1]] = taken if renames else copy.deepcopy(value)
+        elif value is not None:
+            holder.insert(path[-1], copy.deepcopy(value))
+    refusal = None
+    try:
+        d = design_of(document)
+        executor = Simulated.named(d, "sim:rtx6000")
+        d = d.with_pilot(3).resolved(executor.ranges())
+        executor = Simulated(d, executor.card)
+        for item in d.block(0, d.cells())[:4]:
+            assert all(isinstance(word, str) for word in (*d.argv(item), *d.environment_of(item).values()))
+            assert isinstance(json.dumps(d.about(item)), str)
+            executor.run(item, 1, Path("none"))
+            d.reference_of(item.cell)
+        assert d.fingerprint
+        assert Blocks(d).next_block(History())
+        assert d.pilot is None or d.pilot_argv(0)
+    except ConfigError as error:
+        refusal = str(error)
+    assert refusal is None or re.fullmatch(r"[^\n]{5,900}", refusal)
+
+
+def test_the_whole_file_is_taken():
+    d = design_of(WHOLE).resolved({"power_cap_w": CAPS})
+    assert len(d.cells()) == 3 * 2 * 3 + 1
+    assert (d.repeats.until.half_width, d.environment["N"], d.samples) == (0.02, "3", 2560)
+
+
+@pytest.mark.parametrize(
+    ("table", "change", "named"),
+    [
+        ("executor", {"kind": "slurm"}, "'executor.kind'"),
+        ("campaign", {"price_per_kwh": "x"}, "'campaign.price_per_kwh'"),
+        ("campaign", {"price_per_kwh": -1}, "price_per_kwh"),
+        ("control", {"devices": 3}, "'control.devices'"),
+        ("pilot", {"result": 3}, "'pilot.result'"),
+        ("work", {"images": float("nan")}, "'work.images'"),
+        ("environment", {"N": [1]}, "'environment.N'"),
+        ("simulation", {"network": 3}, "'simulation.network'"),
+        ("simulation", {"rows": [{"phases": 3}]}, "simulation.rows: option 'phases'"),
+        ("simulation", {"rows": [{"results": 3}]}, "simulation.rows: option 'results'"),
+    ],
+)
+def test_what_was_taken_once_is_refused(table, change, named):
+    with pytest.raises(ConfigError, match=named):
+        design_of(WHOLE | {table: WHOLE[table] | change})
+
+
+@pytest.mark.parametrize("change", [{"exclude": [1, 2]}, {"cell": 3}])
+def test_rows_are_tables(change):
+    with pytest.raises(ConfigError, match=f"option {next(iter(change))!r}"):
+        design_of(WHOLE | change)
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,9 @@ import pytest
 from make_campaign import result
 
 from powerd_analytics.campaigns import executors
+from powerd_analytics.campaigns.campaign_file import design_of
 from powerd_analytics.campaigns.cells import Campaign
-from powerd_analytics.campaigns.design import Design, Item, design_of
+from powerd_analytics.campaigns.design import Design, Item
 from powerd_analytics.campaigns.executors import Local, failure, last_words
 from powerd_analytics.campaigns.journal import Discard, History, Journal, Result, read_history
 from powerd_analytics.campaigns.report import about

@@ -12,8 +12,9 @@ from types import SimpleNamespace
 import pytest
 from make_campaign import result
 
+from powerd_analytics.campaigns.campaign_file import design_of
 from powerd_analytics.campaigns.cells import Campaign, run_notes
-from powerd_analytics.campaigns.design import Design, Item, design_of
+from powerd_analytics.campaigns.design import Design, Item
 from powerd_analytics.campaigns.executors import submit_blocks
 from powerd_analytics.campaigns.journal import NAME, Discard, Journal, Result, read_history
 from powerd_analytics.campaigns.runner import Blocks, Runner, begin
@@ -294,6 +295,40 @@ def test_cells_go_on_until_their_interval_is_narrow_with_their_reference(tmp_pat
     lab = Noisy()
     run(tmp_path, of, lab)
     assert [f.runs for f in Campaign(of, read_history(tmp_path)).cells] == [9, 3, 9]
+
+
+class Counted:
+    """A plan of one run at a time, of which what is said to be to do is compared with what is."""
+
+    def __init__(self, plan: Blocks) -> None:
+        self.plan = plan
+        self.seen: list[tuple[int, int]] = []
+        """Runs that were to do as it said, and those of the block that came."""
+
+    def planned(self, history):
+        return self.plan.planned(history)
+
+    def next_block(self, history):
+        block = self.plan.next_block(history)
+        self.seen.append((self.planned(history) - history.done, len(block)))
+        return block[:1]
+
+
+def test_runs_are_to_do_as_long_as_there_is_one(tmp_path):
+    @dataclass
+    class Spread(Lab):
+        def run(self, item, attempt, file):
+            file.write_bytes(b"run")
+            spread = 0.1 if item.cell.levels["n"] == 2 else 1e-6
+            return result(100 * (1 + spread * (-1) ** item.block / (1 + item.block)), 1.0)
+
+    of = design(repeats={"min": 3, "max": 9, "until": {"metric": "energy_j", "half_width": 0.02}})
+    with Journal(tmp_path, is_synced=False) as journal:
+        plan = Counted(Blocks(of))
+        Runner(begin(of, Spread(), journal), plan, Spread(), journal).run()
+    assert len(plan.seen) - 1 > 9  # it went on behind the least number of repeats
+    assert all(to_do >= in_block > 0 for to_do, in_block in plan.seen[:-1])
+    assert plan.seen[-1] == (0, 0)
 
 
 def test_runs_wait_until_the_card_is_cool_but_not_for_ever(tmp_path):

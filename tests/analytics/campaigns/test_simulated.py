@@ -7,8 +7,8 @@ from math import ceil
 import pytest
 from command import joules
 
+from powerd_analytics.campaigns.campaign_file import design_of
 from powerd_analytics.campaigns.cells import Campaign, item_of
-from powerd_analytics.campaigns.design import design_of
 from powerd_analytics.campaigns.findings import findings
 from powerd_analytics.campaigns.journal import Journal, phase_row, read_history
 from powerd_analytics.campaigns.runner import Blocks, Runner, begin, piloted
@@ -17,6 +17,7 @@ from powerd_analytics.campaigns.tables import campaign_tables
 from powerd_analytics.cli import shared
 from powerd_analytics.frame.figure import Figure
 from powerd_analytics.frame.means import mean_of_repeats
+from powerd_core.errors import ConfigError
 
 ROWS = [
     {
@@ -188,3 +189,11 @@ min = 1
         return
     assert code == 0, err
     assert read_history(tmp_path / "c").pilot == 3
+
+
+def test_a_row_with_watts_alone_takes_the_seconds_of_all(tmp_path):
+    simulation = {"noise": 0.0, "iterations": 5, "rows": [{"power_w": 100.0}]}
+    _, history = run(tmp_path / "a", simulation=simulation)
+    assert {result.energy_j for result in history.results().values()} == {5 * 0.3 * 100}
+    with pytest.raises(ConfigError, match="power_w: say iteration_s too"):
+        run(tmp_path / "b", simulation=simulation | {"iteration_s": {"alexnet": 0.1}})

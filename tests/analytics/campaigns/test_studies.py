@@ -12,7 +12,7 @@ from published import MODELS, castro, cells_of, counted, off_truth_pct, zeus
 from published import koszczal as koszczal_of
 from rich.console import Console
 
-from powerd_analytics.campaigns.design import design_of
+from powerd_analytics.campaigns.campaign_file import design_of
 from powerd_analytics.campaigns.findings import findings
 from powerd_analytics.campaigns.groups import CORE, MEMORY, knee, marginals, scalings
 from powerd_analytics.campaigns.report import pictures
@@ -222,8 +222,8 @@ def test_knobs_of_a_training_to_a_target_are_told_apart(tmp_path):
         ({"gpus": [9]}, {"network": "xception", "machine": True, "iterations": 1}, "gpus: 9 are more than the 8"),
         ({"gpus": [1]}, {"network": "lenet", "iterations": 1}, "there is no 'lenet'"),
         ({"gpus": [1]}, {"network": "vgg19", "iterations": 1, "iteration_s": {"alexnet": 1.0}}, "say that of vgg19"),
-        ({"gpus": [1]}, {"machine": 1}, "simulation.machine: true or false"),
-        ({"gpus": [1]}, {"stand_in": "vgg19"}, "simulation.stand_in: as in"),
+        ({"gpus": [1]}, {"machine": 1}, "'simulation.machine': expected true or false"),
+        ({"gpus": [1]}, {"stand_in": "vgg19"}, "'simulation.stand_in': expected a table"),
     ],
 )
 def test_what_cannot_be_simulated_is_said(tmp_path, levels, simulation, named):

@@ -393,6 +393,8 @@ def test_on_a_full_disk_what_was_there_stays(there, place, path):
 
 @pytest.mark.parametrize("path", each(FILES))
 def test_a_kill_before_it_is_whole_leaves_what_was_there(there, place, capsys, path):
+    if path.startswith("joules query"):
+        pytest.importorskip("duckdb")  # what a forked process says of it is not seen here
     recipe, out = RECIPES[path], place / RECIPES[path].name
     before = lay(there, recipe, out)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from analytics.support.command import joules, refused
+from powerd_analytics.optimise import advice
 from powerd_analytics.optimise.advice import front
 from powerd_analytics.optimise.traces import read_zeus
 from powerd_analytics.plots import draw_front
@@ -105,6 +106,11 @@ def test_help_has_no_line_that_the_terminal_breaks(capsys, monkeypatch, command)
     folded = joules(capsys, "optimise", command, "--help")[1].partition("╭")[0]
     monkeypatch.setenv("COLUMNS", "200")
     assert folded == joules(capsys, "optimise", command, "--help")[1].partition("╭")[0]
+
+
+@pytest.mark.parametrize(("share", "text"), [(-0.0003, "0.0 %"), (0.0, "0.0 %"), (-0.2, "-20.0 %"), (0.012, "+1.2 %")])
+def test_no_share_is_minus_nothing(share, text):
+    assert advice._percent(share) == text
 
 
 def test_a_table_of_ones_own_runs_is_a_trace(capsys, tmp_path):

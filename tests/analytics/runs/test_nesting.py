@@ -8,7 +8,7 @@ from collections import Counter
 import h5py
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 from make_run import MS, LineSpec, PhaseSpec, make_run
 from rich.console import Console
@@ -17,12 +17,14 @@ from powerd_analytics import phase_table, read_run
 from powerd_analytics.figures import frame_of
 from powerd_analytics.figures import rows_of as rows_of_frame
 from powerd_analytics.iterations import iteration_rows
+from powerd_analytics.layers import layer_energies
 from powerd_analytics.results import result_lines
 from powerd_analytics.table import group_key, labels_of, parts_among
 from powerd_analytics.terminal_table import print_tree
 from powerd_analytics.text import digits
 from powerd_client.pairing import Kinds, PhaseSpans, add_iterations, name_models
 
+A = {"model": "A", "batch_size": 64}
 D, G = {"model": "D", "batch_size": 64}, {"model": "G", "batch_size": 64}
 FORWARD_D, BACKWARD_D, UPDATE_D = ("forward", D), ("backward", D), ("update", D)
 FORWARD_G, BACKWARD, UPDATE_G = ("forward", G), ("backward", {"batch_size": 64}), ("update", G)
@@ -54,26 +56,44 @@ def spans_of(trees, kinds):
     return spans
 
 
-def recorded(path, trees, unused=()):
-    """A run of these phases, with the iterations that the client adds."""
-    kinds = Kinds()
-    for name in unused:
-        kinds.number({"name": name, "attributes": {}, "timing": "host"})
+def phases_of(trees, kinds, first=0, process=0):
+    """The phases of a nesting with the iterations that the client adds; ``first`` is the number of the first."""
     spans = spans_of(trees, kinds)
     add_iterations(spans, kinds)
     name_models(spans, kinds)
-    phases = [
-        PhaseSpec(kinds.entries[k]["name"], b, e, kinds.entries[k]["attributes"], parent, bool(cut))
-        for k, b, e, parent, cut in zip(spans.kind, spans.begin_ns, spans.end_ns, spans.parent, spans.cut, strict=True)
-    ]
-    end_ns = max(spans.end_ns, default=0) + 20 * MS
+    return [
+        PhaseSpec(
+            kinds.entries[k]["name"], b, e, kinds.entries[k]["attributes"], up if up < 0 else first + up, bool(cut),
+            process=process,
+        )
+        for k, b, e, up, cut in zip(spans.kind, spans.begin_ns, spans.end_ns, spans.parent, spans.cut, strict=True)
+    ]  # fmt: skip
+
+
+def written(path, phases, devices=("gpu0",), **more):
+    end_ns = max((phase.end_ns for phase in phases), default=0) + 20 * MS
 
     def power(t):
         watts = np.random.default_rng(1).uniform(50, 300, end_ns // (3 * MS) + 2)
         return watts[t // (3 * MS)]
 
-    line = LineSpec("gpu0.a", power, period_ns=MS // 2)
-    made = make_run(path, [line], phases, end_ns=end_ns)
+    lines = [
+        LineSpec(f"{name}.a", power, device=name, period_ns=MS // 2, detail={"uuid": uuid(k)})
+        for k, name in enumerate(devices)
+    ]
+    return make_run(path, lines, phases, end_ns=end_ns, **more)
+
+
+def uuid(number):
+    return f"GPU-0000000{number}-0000-0000-0000-000000000000"
+
+
+def recorded(path, trees, unused=()):
+    """A run of these phases, with the iterations that the client adds."""
+    kinds = Kinds()
+    for name in unused:
+        kinds.number({"name": name, "attributes": {}, "timing": "host"})
+    made = written(path, phases_of(trees, kinds))
     if unused:
         with h5py.File(made, "r+") as file:
             texts = [*file["phases/kinds"].asstr()[:], *(json.dumps(kinds.entries[k]) for k in range(len(unused)))]
@@ -90,8 +110,11 @@ def check_parts(rows, total):
             inner = [r for r in rows if r.place[:-1] == row.place and r is not row]
             inner_j = sum((r.j_per_batch or 0.0) * r.iterations for r in inner)
             assert inner_j + row.rest_j * row.iterations == pytest.approx(row.j_per_batch * row.iterations, rel=1e-6)
+            assert row.rest_u95_j > 0 or row.rest_j == 0
+            assert row.rest_j >= -row.rest_u95_j
     joules = sum((row.j_per_batch or 0.0) * row.iterations for row in parts)
     assert joules + (total.rest_j or 0.0) == pytest.approx(total.energy_j, rel=1e-6, abs=1e-9)
+    assert total.rest_j is None or total.rest_j >= -total.rest_u95_j
 
 
 def is_ambiguous(p, key_of):
@@ -186,6 +209,82 @@ def test_any_training_adds_up(tmp_path_factory, nesting):
     assert of_passes[0].samples_per_s == pytest.approx(64 * of_passes[0].iterations / of_passes[0].time_s)
 
 
+@pytest.mark.slow
+@settings(
+    max_examples=6, deadline=None, phases=[Phase.explicit, Phase.generate], suppress_health_check=[HealthCheck.too_slow]
+)
+@given(
+    st.lists(trees, min_size=1, max_size=4),
+    st.lists(trees, max_size=4),
+    st.sampled_from(["a device each", "one device", "no ranks"]),
+    st.booleans(),
+)
+@example([("iteration", A, [FORWARD_D])] * 3, [("iteration", A, [FORWARD_D, BACKWARD_D])] * 3, "no ranks", True)
+@example([("iteration", A, [FORWARD_D])] * 3, [("iteration", A, [FORWARD_D, BACKWARD_D])] * 3, "one device", True)
+@example([("iteration", A, [FORWARD_D, BACKWARD_D])] * 3, [], "a device each", True)
+def test_no_rest_of_two_processes_is_below_zero(tmp_path_factory, first, second, how, has_stretch):
+    """Two ranks of one program, or of what seems to be two."""
+    kinds, phases = Kinds(), []
+    for rank, nesting in enumerate((first, second or first)):
+        phases += phases_of([("stretch", {}, nesting)] if has_stretch else nesting, kinds, len(phases), rank)
+    processes = [{"pid": 1 + rank, "rank": rank, "world_size": 2, "devices": [
+        {"index": 0, "uuid": uuid(rank if how == "a device each" else 0)}
+    ]} for rank in (0, 1)]  # fmt: skip
+    if how == "no ranks":
+        processes = [{"pid": 1}, {"pid": 2}]
+    devices = ("gpu0", "gpu1") if how == "a device each" else ("gpu0",)
+    run = read_run(written(tmp_path_factory.mktemp("r") / "r.h5", phases, devices, processes=processes))
+    for device in devices:
+        table = phase_table(run, device)
+        for row in [*table.phases, *table.totals]:
+            assert row.rest_j is None or row.rest_j >= -(row.rest_u95_j or 0.0)
+        for total in table.totals if how == "a device each" and not second else ():
+            rows = [row for row in table.phases if group_key(row.group) == group_key(total.group)]
+            if not is_ambiguous(run.phases, [group_key(dict(kind.group)) for kind in run.phases.classes]):
+                check_parts(rows, total)
+        console = Console(file=io.StringIO(), width=100)
+        print_tree(table, console, run.path.name, is_chosen=True)
+        rests = [line for line in console.file.getvalue().splitlines() if "(rest" in line]
+        assert not [line for line in rests if re.search(r" -\d", line)]
+
+
+layer_trees = st.lists(
+    st.recursive(
+        st.sampled_from(["conv", "relu", "norm"]).map(lambda name: ("layer", A | {"layer": name})),
+        lambda inner: st.lists(inner, min_size=1, max_size=3).map(lambda some: ("recompute", A, some)),
+        max_leaves=4,
+    ),
+    max_size=4,
+)
+
+
+@pytest.mark.slow
+@settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(layer_trees, layer_trees)
+@example([("layer", A | {"layer": "conv"})] * 2, [("recompute", A, [("layer", A | {"layer": "conv"})])])
+def test_layers_and_the_rest_of_a_pass_are_all_of_it(tmp_path_factory, forward, backward):
+    body = [("forward", A, forward), ("backward", A, backward), ("update", A)]
+    run = recorded(tmp_path_factory.mktemp("r") / "r.h5", [("iteration", {}, body)] * 3)
+    if not forward + backward:
+        return
+    table = phase_table(run)
+    rows, n = layer_energies(table), 0
+    for name, inside in (("forward", forward), ("backward", backward)):
+        if not inside:
+            continue
+        (whole,) = (r for r in rows if (r.level, r.passes) == ("phase", name))
+        (rest,) = (r for r in rows if (r.level, r.passes) == ("rest", name))
+        (of_pass,) = (r for r in table.phases if r.path == f"iteration/{name}")
+        inner = [r for r in table.phases if r.path.startswith(f"iteration/{name}/") and "layer" in r.group]
+        layers_j = sum(r.j_per_batch * r.iterations / of_pass.iterations for r in inner)
+        assert layers_j + rest.j_per_batch == pytest.approx(whole.j_per_batch, rel=1e-9)
+        assert rest.j_per_batch == pytest.approx(of_pass.layer_rest.energy_j, rel=1e-6)  # that of the time in no layer
+        assert rest.j_per_batch > 0
+        assert 0 < rest.u95_j < whole.j_per_batch
+        n += 1
+    assert n
+
+
 # -- the loops of public training programs -----------------------------------------------------------------------------
 
 N = 12
@@ -195,7 +294,6 @@ GAN_ROWS = {
     "iteration": N, "iteration/forward D": 3 * N, "iteration/forward G": N, "iteration/backward D": 2 * N,
     "iteration/backward": N, "iteration/update D": N, "iteration/update G": N,
 }  # fmt: skip
-A = {"model": "A", "batch_size": 64}
 PASSES = [("forward", A), ("backward", A)]
 STEP = [*PASSES, ("update", A)]
 LBFGS = ("update", A, PASSES * 5)

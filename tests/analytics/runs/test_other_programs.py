@@ -1,13 +1,18 @@
 """A second program on the GPU of a run: said under every table, in the frame, and by the guard of a campaign."""
 
+from dataclasses import replace
+
 import pytest
-from make_campaign import result
+from make_campaign import result, simulated_campaign
 from make_run import LineSpec, PhaseSpec, S, constant, make_run
 
 from powerd_analytics import phase_table, read_run
+from powerd_analytics.campaigns.cells import Campaign
 from powerd_analytics.campaigns.design import DISCARDS
 from powerd_analytics.campaigns.results import spoiled
+from powerd_analytics.campaigns.tables import campaign_tables
 from powerd_analytics.cli import main
+from powerd_analytics.cli.info import describe_run, run_document
 from powerd_analytics.export import to_markdown
 from powerd_analytics.figures import frame_of, rows_of, together
 from powerd_analytics.layouts import Choice, chosen_tables
@@ -60,7 +65,10 @@ def test_it_is_said_of_the_run_and_in_the_frame(tmp_path):
     run = run_of(tmp_path / "r.h5", *ALICE)
     table = phase_table(run)
     assert [SENTENCE in row.note for row in table.runs] == [True, False]
-    assert any(SENTENCE in line for line in result_lines(run.path))
+    lines = result_lines(run.path)
+    assert len(lines) == 3
+    assert lines[2].startswith(f"  {SENTENCE}; next: joules info")
+    assert f"  {SENTENCE}" in describe_run(run_document(run))
     rows = {(r["kind"], r["device"]): r["shared"] for r in rows_of(frame_of(run, table))}
     assert rows["run", "gpu0"] == "3 s: pid 42, alice"
     assert rows["run", "gpu1"] is None
@@ -87,6 +95,29 @@ def test_a_comparison_says_it_too(tmp_path, capsys):
     with pytest.raises(SystemExit):
         main(["compare", str(tmp_path / "alone.h5"), str(tmp_path / "beside.h5")])
     assert "beside: another program was on gpu0 for" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.slow
+def test_joules_uncertainty_and_layers_say_it(tmp_path, capsys):
+    layers = [PhaseSpec("layer", p.begin_ns, p.end_ns, {**p.attributes, "layer": "conv"}, k)
+              for k, p in enumerate(PHASES)]  # fmt: skip
+    lines = [LineSpec("gpu0.a", constant)]
+    path = make_run(tmp_path / "r.h5", lines, [*PHASES, *layers], end_ns=10 * S, events=ALICE)
+    for command in ("uncertainty", "layers"):
+        for form in ("text", "csv", "json"):
+            with pytest.raises(SystemExit):
+                main([command, str(path), "--format", form])
+            out, err = (" ".join(text.split()) for text in capsys.readouterr())
+            assert SENTENCE in (out if form == "text" else err), (command, form)
+
+
+@pytest.mark.slow
+def test_tables_of_a_campaign_say_it(tmp_path):
+    design, history = simulated_campaign(tmp_path / "c")
+    key, one = next(iter(history.results().items()))
+    history.records[key].result = replace(one, shared=SENTENCE)
+    for table in campaign_tables(Campaign(design, history)):
+        assert table.notes[-1] == f"{key}: {SENTENCE}"
 
 
 def test_the_guard_of_a_campaign_knows_the_reason(tmp_path):

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from make_run import MS, LineSpec, Training, make_run, training
 
-from powerd_analytics.campaigns.design import design_of
+from powerd_analytics.campaigns.campaign_file import design_of
 from powerd_analytics.campaigns.journal import Journal, Result, read_history, total_row
 from powerd_analytics.campaigns.runner import Blocks, Runner, begin
 from powerd_analytics.campaigns.simulated import Simulated

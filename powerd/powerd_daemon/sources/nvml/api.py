@@ -54,8 +54,11 @@ class Nvml:
 
     def known(self, uuid: str, driver: str) -> GpuFile | None:
         """How a simulated GPU sees its power, which needs no identification; None for a real one."""
-        known: GpuFile | None = getattr(self._module, "known_gpu", lambda *_: None)(uuid, driver)
-        return known
+        if self.provenance is not Provenance.SIMULATED:
+            return None
+        from powerd_daemon.sources.sim.nvml_face import known_gpu
+
+        return known_gpu(uuid, driver)
 
     def start(self) -> None:
         """Load the library. Raises `SensorError` when there is none or it has no driver to talk to."""

@@ -17,6 +17,7 @@ from math import exp, floor
 
 from powerd_core.errors import ConfigError
 from powerd_core.gpu_physics import Card, Machine, Network, busy_w, clock_at
+from powerd_daemon.sources.sim.as_pynvml.pynvml import Refusal
 
 SAMPLE_S = 0.02
 SAMPLES = 119
@@ -63,14 +64,6 @@ FAULT_AFTER_S = 1.0
 SLOW_S = 3.0
 _SLOWED_F = 0.55
 """The clock to which heat or the power brake slows it down."""
-
-
-class Refusal(Exception):
-    """What the driver answers instead: a return value of NVML."""
-
-    def __init__(self, code: int) -> None:
-        super().__init__(f"NVML error {code}")
-        self.code = code
 
 
 UNINITIALIZED, INVALID, NOT_SUPPORTED, NO_PERMISSION, GPU_IS_LOST = 1, 2, 3, 4, 15

@@ -18,18 +18,16 @@ import os
 import selectors
 import socket
 import struct
-import threading
 import time
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any, ClassVar
 
 from powerd_core.errors import PeerError
 from powerd_core.text import printable
-from powerd_daemon.sources.sim.gpu import SLOW_S, Refusal, SimulatedGpu, SimulatedNode, Work, check_faults
+from powerd_daemon.sources.sim.as_pynvml.pynvml import DRIVER_NOT_LOADED, ENVIRONMENT, Refusal, Wire
+from powerd_daemon.sources.sim.gpu import SLOW_S, SimulatedGpu, SimulatedNode, Work, check_faults
 from powerd_daemon.sources.sim.nvml_face import READINGS, NvmlFace
 
-ENVIRONMENT = "POWERD_SIM_GPU"
 MAX_LINE = 1 << 16
 PARTS = ("wait_s", "core_s", "memory_s", "busy_w", "exchange_s")
 """The members of a piece of work."""
@@ -202,17 +200,6 @@ def truth_of(gpu: SimulatedGpu) -> dict[str, Any]:
     return {**exact, **ns, "now_s": gpu.now_s, "setters": gpu.setters, "faults": sorted(gpu.faults)}
 
 
-class _Connection(socket.socket):
-    """One that is closed with the thread it belongs to."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.connect(str(path))
-
-    def __del__(self) -> None:
-        self.close()
-
-
 class SimGpu:
     """A client of a `powerd sim-gpu`. Each thread has a connection of its own."""
 
@@ -220,9 +207,7 @@ class SimGpu:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         """Raises `PeerError` at the first question where nobody answers."""
-        self._path = Path(path)
-        self._here = threading.local()
-        self._pid = os.getpid()
+        self._wire = Wire(os.fspath(path))
 
     @classmethod
     def here(cls) -> SimGpu:
@@ -230,14 +215,9 @@ class SimGpu:
         path = os.environ.get(ENVIRONMENT)
         if not path:
             raise PeerError(f"${ENVIRONMENT} names no simulated GPU: start `powerd sim-gpu` and set what it prints")
-        if cls._of_environment is None or cls._of_environment._path != Path(path):
+        if cls._of_environment is None or cls._of_environment._wire.path != path:
             cls._of_environment = cls(path)
         return cls._of_environment
-
-    @classmethod
-    def of_environment(cls, name: str, arguments: list[Any]) -> Any:
-        """A function of NVML, of the one that $POWERD_SIM_GPU names."""
-        return cls.here().call(name, arguments)
 
     def call(self, name: str, arguments: list[Any]) -> Any:
         """A function of NVML. Raises `Refusal` with the driver's return value; for a process that is gone, that the
@@ -245,7 +225,7 @@ class SimGpu:
         try:
             answer = self._ask({"call": name, "arguments": arguments})
         except PeerError:
-            raise Refusal(9) from None
+            raise Refusal(DRIVER_NOT_LOADED) from None
         if "nvml_error" in answer:
             raise Refusal(int(answer["nvml_error"]))
         return answer["value"]
@@ -297,27 +277,10 @@ class SimGpu:
         self._ask({"reload": True, "gpu": gpu})
 
     def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        if self._pid != os.getpid():  # forked: the connection is the parent's
-            self._here, self._pid = threading.local(), os.getpid()
         try:
-            if not hasattr(self._here, "socket"):
-                self._here.socket = _Connection(self._path)
-            self._here.socket.sendall(json.dumps(request).encode() + b"\n")
-            answer = self._line()
+            answer = self._wire.ask(request)
         except OSError as error:
-            if hasattr(self._here, "socket"):
-                del self._here.socket
-            raise PeerError(f"no simulated GPU answers at {self._path}: {error}") from error
+            raise PeerError(f"no simulated GPU answers at {self._wire.path}: {error}") from error
         if "error" in answer:
             raise PeerError(f"the simulated GPU says: {answer['error']}")
-        return answer
-
-    def _line(self) -> dict[str, Any]:
-        received = b""
-        while not received.endswith(b"\n"):
-            part = self._here.socket.recv(MAX_LINE)
-            if not part:
-                raise ConnectionResetError("it has ended")
-            received += part
-        answer: dict[str, Any] = json.loads(received)
         return answer

@@ -1,22 +1,19 @@
 """NVML's functions on simulated GPUs, by their names: what a driver would answer, as plain values.
 
-`NvmlFace` is the driver's side. `make_module` puts pynvml's names, exceptions and structures around anything that
-answers calls: a face in this process, or a `powerd sim-gpu` at the other end of a socket.
+`NvmlFace` is the driver's side. `make_module` puts pynvml's names, exceptions and structures around it in this process,
+`as_pynvml` around a `powerd sim-gpu` at the other end of a socket.
 """
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
-from importlib.machinery import PathFinder
-from importlib.util import module_from_spec, spec_from_file_location
-from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 from powerd_core.calibration import GpuFile, GpuGain, GpuResponse
 from powerd_core.errors import SensorError
+from powerd_daemon.sources.sim.as_pynvml.pynvml import Call, Refusal, fill
 from powerd_daemon.sources.sim.gpu import (
     GPU_IS_LOST,
     INVALID,
@@ -24,23 +21,23 @@ from powerd_daemon.sources.sim.gpu import (
     NO_PERMISSION,
     NOT_SUPPORTED,
     UNINITIALIZED,
-    Refusal,
     SimulatedGpu,
     SimulatedNode,
 )
 
 _VOLTA, _AMPERE = 5, 7
 _GRAPHICS, _SM, _MEMORY, _VIDEO = 0, 1, 2, 3
+_CURRENT, _CUSTOMER_MOST = 0, 3
+"""nvmlClockId_t."""
+_CAPABILITY = {4: (6, 0), 5: (7, 0), 6: (7, 5), 7: (8, 0), 9: (9, 0)}
+"""Of CUDA, by nvmlDeviceArchitecture_t."""
+_MEMORY_BYTES, _OF_A_PROCESS = 24 << 30, 4 << 30
+_PROCESS = {"usedGpuMemory": _OF_A_PROCESS, "gpuInstanceId": None, "computeInstanceId": None}
 _THRESHOLDS_C = {0: 95, 1: 89, 2: 95, 3: 87}
 """nvmlTemperatureThresholds_t: shutdown, slowdown, memory, GPU."""
-_OF_THE_DRIVER = ("nvmlDevice", "nvmlEventSet", "nvmlGpuInstance", "nvmlGpm", "nvmlSystem", "nvmlUnit", "nvmlVgpu")
-"""How functions begin that ask the driver. Others are the binding's own, as `nvmlExceptionClass`."""
-_REAL = "powerd_installed_pynvml"
 _TAKEN = "2026-01-01T00:00:00Z"
 """A date, where one is shown."""
 READINGS = ("nvmlDeviceGetPowerUsage", "nvmlDeviceGetTotalEnergyConsumption", "nvmlDeviceGetSamples")
-Call = Callable[[str, list[Any]], Any]
-"""From a function's name and its arguments to its value. Raises `Refusal`."""
 
 
 class NvmlFace:
@@ -130,8 +127,22 @@ class NvmlFace:
     def _nvmlDeviceGetPciInfo(self, gpu: SimulatedGpu) -> dict[str, Any]:
         return {"busId": _bus_id(gpu), "domain": 0, "bus": gpu.index + 1, "device": 0}
 
-    def _nvmlDeviceGetMemoryInfo(self, gpu: SimulatedGpu) -> dict[str, Any]:
-        return {"total": 24 << 30, "free": 20 << 30, "used": 4 << 30}
+    def _nvmlDeviceGetMemoryInfo(self, gpu: SimulatedGpu, version: int = 1) -> dict[str, Any]:
+        used = _OF_A_PROCESS * len(gpu.processes)
+        return {"version": version, "total": _MEMORY_BYTES, "reserved": 0, "free": _MEMORY_BYTES - used, "used": used}
+
+    def _nvmlDeviceGetBAR1MemoryInfo(self, gpu: SimulatedGpu) -> dict[str, Any]:
+        return {"bar1Total": 256 << 20, "bar1Free": 256 << 20, "bar1Used": 0}
+
+    def _nvmlDeviceGetBrand(self, gpu: SimulatedGpu) -> int:
+        words = {"Tesla": 2, "GeForce": 5, "Quadro RTX": 12}
+        return next((brand for word, brand in words.items() if word in gpu.card.name), 14)
+
+    def _nvmlDeviceGetCudaComputeCapability(self, gpu: SimulatedGpu) -> list[int]:
+        return list(_CAPABILITY.get(gpu.card.architecture, (9, 0)))
+
+    def _nvmlDeviceGetComputeMode(self, gpu: SimulatedGpu) -> int:
+        return 0
 
     # Power and energy.
 
@@ -220,6 +231,16 @@ class NvmlFace:
             return round(gpu.g * gpu.card.memory_mhz[-1])
         return round(gpu.f * gpu.card.core_mhz[-1])
 
+    def _nvmlDeviceGetClock(self, gpu: SimulatedGpu, kind: int, which: int = 0) -> int:
+        if which == _CURRENT:
+            return self._nvmlDeviceGetClockInfo(gpu, kind)
+        if which == _CUSTOMER_MOST:
+            return self._nvmlDeviceGetMaxClockInfo(gpu, kind)
+        raise Refusal(NOT_SUPPORTED)
+
+    def _nvmlDeviceGetMaxCustomerBoostClock(self, gpu: SimulatedGpu, kind: int) -> int:
+        return self._nvmlDeviceGetMaxClockInfo(gpu, kind)
+
     def _nvmlDeviceGetCurrentClocksEventReasons(self, gpu: SimulatedGpu) -> int:
         return gpu.reasons
 
@@ -302,11 +323,20 @@ class NvmlFace:
     def _nvmlDeviceGetPerformanceState(self, gpu: SimulatedGpu) -> int:
         return 8 if gpu.is_idle else 0
 
+    _nvmlDeviceGetPowerState = _nvmlDeviceGetPerformanceState
+
     def _nvmlDeviceGetComputeRunningProcesses(self, gpu: SimulatedGpu) -> list[dict[str, Any]]:
-        return [{"pid": pid, "usedGpuMemory": 4 << 30} for pid in sorted(gpu.processes)]
+        return [{**_PROCESS, "pid": pid} for pid in sorted(gpu.processes)]
 
     def _nvmlDeviceGetGraphicsRunningProcesses(self, gpu: SimulatedGpu) -> list[Any]:
         return []
+
+    _nvmlDeviceGetComputeRunningProcesses_v2 = _nvmlDeviceGetComputeRunningProcesses
+    _nvmlDeviceGetComputeRunningProcesses_v3 = _nvmlDeviceGetComputeRunningProcesses
+    _nvmlDeviceGetGraphicsRunningProcesses_v2 = _nvmlDeviceGetGraphicsRunningProcesses
+    _nvmlDeviceGetGraphicsRunningProcesses_v3 = _nvmlDeviceGetGraphicsRunningProcesses
+    _nvmlDeviceGetMPSComputeRunningProcesses = _nvmlDeviceGetGraphicsRunningProcesses
+    _nvmlDeviceGetMPSComputeRunningProcesses_v3 = _nvmlDeviceGetGraphicsRunningProcesses
 
     def _nvmlDeviceGetMaxMigDeviceCount(self, gpu: SimulatedGpu) -> int:
         return 0
@@ -320,34 +350,14 @@ FUNCTIONS = tuple(name.removeprefix("_") for name in dir(NvmlFace) if name.start
 """Those that a simulated GPU answers."""
 
 
-def make_module(call: Call, into: dict[str, Any] | None = None) -> ModuleType:
-    """A module with pynvml's names that answers by ``call``: constants, exceptions and what it does not know of are
-    those of the installed nvidia-ml-py. Raises `SensorError` where that is not installed.
-
-    ``into`` is the name space of a module that is to become it.
-    """
-    real = _installed()
-    module = ModuleType("pynvml") if into is None else None
-    names = module.__dict__ if module is not None else into
-    assert names is not None
-    names.update({name: value for name, value in vars(real).items() if not name.startswith("__")})
-
-    def answer(name: str) -> Callable[..., Any]:
-        def function(*arguments: Any) -> Any:
-            try:
-                return _structured(call(name, [_plain(argument) for argument in arguments]))
-            except Refusal as refusal:
-                raise real.NVMLError(refusal.code) from None
-
-        function.__name__ = name
-        return function
-
-    for name in [name for name in names if name.startswith(_OF_THE_DRIVER) and callable(names[name])]:
-        names[name] = answer(name)
-    names.update({name: answer(name) for name in FUNCTIONS})
-    names["nvmlInitWithFlags"] = lambda flags=0: names["nvmlInit"]()
-    names["SIMULATED"], names["known_gpu"] = True, known_gpu
-    return module if module is not None else sys.modules[__name__]
+def make_module(call: Call) -> ModuleType:
+    """A module with pynvml's names that answers by ``call``. Raises `SensorError` without an installed nvidia-ml-py."""
+    module = ModuleType("pynvml")
+    try:
+        fill(module.__dict__, call, FUNCTIONS)
+    except ImportError as error:
+        raise SensorError(str(error)) from error
+    return module
 
 
 def known_gpu(uuid: str, driver: str) -> GpuFile:
@@ -366,32 +376,3 @@ def known_gpu(uuid: str, driver: str) -> GpuFile:
             GpuGain(uuid, "nvml_energy", 1.0, 1e-4, reference, _TAKEN),
         ),
     )
-
-
-def _installed() -> ModuleType:
-    """The installed pynvml, though something of ours may stand before it under that name."""
-    ours = str(Path(__file__).with_name("as_pynvml"))
-    if _REAL in sys.modules:
-        return sys.modules[_REAL]
-    found = PathFinder.find_spec("pynvml", [path for path in sys.path if str(Path(path)) != ours])
-    spec = spec_from_file_location(_REAL, found.origin) if found is not None and found.origin else None
-    if spec is None or spec.loader is None:
-        raise SensorError("a simulated GPU needs the package nvidia-ml-py: pip install nvidia-ml-py")
-    # Under a name of its own: while it loads it looks itself up by its name.
-    module = sys.modules[_REAL] = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def _plain(argument: Any) -> Any:
-    if isinstance(argument, bytes):
-        return argument.decode()
-    value = getattr(argument, "value", argument)
-    return list(value) if isinstance(value, tuple) else value
-
-
-def _structured(value: Any) -> Any:
-    """Dicts as structures with members, as pynvml has them."""
-    if isinstance(value, dict):
-        return SimpleNamespace(**{key: _structured(v) for key, v in value.items()})
-    return [_structured(v) for v in value] if isinstance(value, list) else value

@@ -1,0 +1,1 @@
+"""Stands before the installed pynvml where this folder is on the path."""
