@@ -13,7 +13,7 @@ import numpy as np
 
 from powerd_analytics.energy.devices import Part, load_parts, whole_of
 from powerd_analytics.energy.reasons import clipped, without_readings
-from powerd_analytics.energy.uncertainty import student, without_rounding
+from powerd_analytics.energy.uncertainty import without_rounding
 from powerd_analytics.export import Column, Table, make_table
 from powerd_analytics.figures import (
     ATTRIBUTE,
@@ -28,7 +28,7 @@ from powerd_analytics.figures import (
     rows_of,
     worked_out,
 )
-from powerd_analytics.frame.figure import Record, figure_of, number_of
+from powerd_analytics.frame.figure import Figure, Record, figure_of, number_of
 from powerd_analytics.metrics import weighted_mean
 from powerd_analytics.runs.accuracy import BEST, Target, series_of
 from powerd_analytics.runs.in_force import knob_of
@@ -200,7 +200,7 @@ def _more(r: Record, names: Sequence[str], weights: Mapping[str, float] | None) 
     more: Record = {"u95_time_s": time.u95 if time is not None and runs > 1 else None}
     for name in names:
         u = number_of(r, f"u_{RESULT}{name}")
-        more[f"u95_{RESULT}{name}"] = float(student(runs - 1)) * u if u is not None else None
+        more[f"u95_{RESULT}{name}"] = None if u is None else Figure(0.0, u, degrees_of_freedom=runs - 1.0).u95
     if weights is not None:
         values = [number_of(r, f"{RESULT}{name}") for name in weights]
         known = [value for value in values if value is not None]

@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from powerd_analytics.campaigns.curve import CapCurve, Runs, cells_of, curve_of
 from powerd_analytics.frame.merits import merit_of
 from powerd_core.errors import AnalysisError
-from powerd_core.gpu_physics import Card
 
 FIRST_CAPS, FIRST_ROUNDS = 5, 2
 MOST_RUNS = 34
@@ -70,13 +69,12 @@ class Adaptive:
         default_w: float,
         metric: str = "edp",
         seed: int = 0,
-        card: Card | None = None,
         grid_repeats: int = 5,
     ) -> None:
         """``levels_w``: caps that can be set, the default among them. Raises `AnalysisError` for fewer than five, and
         for a metric that is none."""
         self.levels_w = tuple(sorted({float(level) for level in levels_w}))
-        self.default_w, self.metric, self.seed, self.card = float(default_w), merit_of(metric), seed, card
+        self.default_w, self.metric, self.seed = float(default_w), merit_of(metric), seed
         self.grid_repeats = grid_repeats
         if len(self.levels_w) < FIRST_CAPS or self.default_w not in self.levels_w:
             raise AnalysisError(
@@ -148,7 +146,7 @@ class Adaptive:
     def _curve(self) -> CapCurve:
         caps, joules, seconds, rounds = zip(*self._runs, strict=True) if self._runs else ((), (), (), ())
         cells = cells_of(Runs(caps, joules, seconds, rounds), self.levels_w)
-        return curve_of(cells, self.levels_w, self.default_w, self.card, guarded=True)
+        return curve_of(cells, self.levels_w, self.default_w, guarded=True)
 
     def _state(self, rng: np.random.Generator) -> _State:
         curve = self._curve()

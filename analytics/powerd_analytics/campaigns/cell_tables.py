@@ -65,11 +65,12 @@ def cells_table(campaign: Campaign) -> Table:
     else:
         columns.append(Column("power_w", "number", "W", heading="W"))
     # For programs (`joules pick`, pictures); people have them in tables of their own.
-    known = {column.name for column in columns}
+    known = {c.name for c in columns}
     hidden = dict.fromkeys(
         name for f in figures for name in (*ratio_cells(f), *campaign.marks.get(f.cell, ()), *f.accuracy)
     )
     columns += [Column(name, "number", is_hidden=True) for name in hidden if name not in known]
+    columns += [column("is_lower_bound")] if any(f.energy_j.is_lower_bound for f in figures) else []
     columns += [Column("provenance", is_hidden=True), Column("verdict"), Column("note")]
     rows: list[dict[str, TableCell]] = []
     for cell in design.cells():
@@ -121,6 +122,8 @@ def _row_of(f: CellFigures) -> dict[str, TableCell]:
         "u95_j": f.energy_j.u95, "power_w": f.power_w, "provenance": f.provenance,
         "verdict": f.verdict or None, "note": f.note or None,
     }  # fmt: skip
+    if f.energy_j.is_lower_bound:
+        row["is_lower_bound"] = True
     if f.one_card_j is not None:
         row |= {"one_card_j": f.one_card_j.value, "u95_one_card_j": f.one_card_j.u95}
     return row | ratio_cells(f) | {name: mean.value for name, mean in f.accuracy.items()}

@@ -7,7 +7,7 @@ Figures are the frame's, means those of `powerd_analytics.frame.means`, the best
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import isfinite, log
 from statistics import fmean
@@ -128,13 +128,17 @@ class Group:
         return list(self.pairs_by_block(a, b).values())
 
     def pairs_by_block(self, a: Cell, b: Cell) -> dict[int, tuple[float, float]]:
-        """Joules and seconds of one cell over another's, by block."""
-        beside = self.runs.get(b.id, {})
-        return {
-            block: (r.energy_j / beside[block].energy_j, r.time_s / beside[block].time_s)
-            for block, r in self.runs.get(a.id, {}).items()
-            if block in beside
-        }
+        return _pairs(self.runs, a, b)
+
+
+def _pairs(runs: Mapping[str, Mapping[int, Taken]], a: Cell, b: Cell | None) -> dict[int, tuple[float, float]]:
+    """Joules and seconds of one cell over another's, by the blocks that both have."""
+    beside = runs.get(b.id, {}) if b is not None else {}
+    return {
+        block: (r.energy_j / beside[block].energy_j, r.time_s / beside[block].time_s)
+        for block, r in runs.get(a.id, {}).items()
+        if block in beside
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +166,8 @@ class Campaign:
 
     design: Design
     history: History
+    promised: Mapping[str, float] = field(default_factory=dict)
+    """By figure of merit the cap that rounds have promised to be near the best: then it is the best."""
 
     @cached_property
     def runs(self) -> list[Measured]:
@@ -245,28 +251,24 @@ class Campaign:
         return {f.cell.id: f for f in self.cells}
 
     def _figures(self, cell: Cell) -> CellFigures:
-        own, reference = self.taken[cell.id], self.design.reference_of(cell)
-        results = [taken.result for taken in own.values()]
-        beside = self.taken.get(reference.id, {}) if reference is not None else {}
-        pairs = [(r.energy_j / beside[b].energy_j, r.time_s / beside[b].time_s) for b, r in own.items() if b in beside]
-        names = dict.fromkeys(name for r in results for name in r.accuracy if name != EPOCH)
-        seconds = [r.time_s for r in own.values()]
-        ratios = {name: [merit_of(name).ratio(*pair) for pair in pairs] for name in OF_A_SWEEP} if pairs else {}
-        ones = [result.energy for result in results]
+        own = list(self.taken[cell.id].values())
+        results, seconds = [r.result for r in own], [r.time_s for r in own]
+        pairs = _pairs(self.taken, cell, self.design.reference_of(cell)).values()
+        accuracy: dict[str, list[float]] = {}
+        for name, value in ((name, value) for r in results for name, value in r.accuracy.items() if name != EPOCH):
+            accuracy.setdefault(name, []).append(value)
         return CellFigures(
             cell=cell,
             runs=len(own),
-            energy_j=self.mean([r.energy for r in own.values()]),
+            energy_j=self.mean([r.energy for r in own]),
             time_s=self.mean_of_numbers(seconds),
-            power_w=sum(r.energy_j for r in own.values()) / sum(seconds),
+            power_w=sum(r.energy_j for r in own) / sum(seconds),
             verdict=_worst_of(results) if any(name in KNOBS for name in self.design.factors) else "",
             provenance=results[0].provenance,
             note="; ".join(dict.fromkeys(printable(r.note) for r in results if r.note)),
-            ratios={name: mean_of_ratios(values) for name, values in ratios.items()},
-            accuracy={
-                name: self.mean_of_numbers([r.accuracy[name] for r in results if name in r.accuracy]) for name in names
-            },
-            one_card_j=self.mean(ones) if self.design.instrument.moved_over else None,
+            ratios={n: mean_of_ratios([merit_of(n).ratio(*pair) for pair in pairs]) for n in OF_A_SWEEP if pairs},
+            accuracy={name: self.mean_of_numbers(values) for name, values in accuracy.items()},
+            one_card_j=self.mean([r.energy for r in results]) if self.design.instrument.moved_over else None,
         )
 
     def mean(self, figures: Sequence[Figure]) -> Figure:
@@ -310,6 +312,18 @@ class Campaign:
             self._chosen[key, merit.name] = (self._fitted if is_fitted else self._paired)(group, merit.name)
         return self._chosen[key, merit.name]
 
+    def least(self, figures: Sequence[CellFigures], *, relative: bool = False) -> Chosen:
+        """The cell of the least energy among some that have several runs each, or the least ``relative`` to each one's
+        own reference."""
+        logs = []
+        for cell in (f.cell for f in figures):
+            joules = {block: r.energy_j for block, r in self.taken[cell.id].items()}
+            if relative:
+                pairs = _pairs(self.taken, cell, self.design.reference_of(cell))
+                joules = {block: energy for block, (energy, _) in pairs.items()}
+            logs.append({block: log(energy) for block, energy in joules.items()})
+        return _chosen_of(best_of_pairs(logs), [f.cell for f in figures])
+
     def _paired(self, group: Group, metric: str) -> Chosen:
         merit, beside = merit_of(metric), group.reference or group.cells[0]
         logs = []
@@ -336,7 +350,8 @@ class Campaign:
         levels = sorted(by_cap)
         if reference.id not in self._curves:
             self._curves[reference.id] = fit(Runs(caps, joules, seconds, blocks), levels, float(reference.levels[CAP]))
-        choice = self._curves[reference.id].best(metric, sorted(set(caps)))
+        among = [self.promised[metric]] if metric in self.promised else sorted(set(caps))
+        choice = self._curves[reference.id].best(metric, among)
         return _chosen_of(choice.best, [by_cap[cap] for cap in levels])
 
     def _caps_of(self, reference: Cell) -> dict[float, Cell]:

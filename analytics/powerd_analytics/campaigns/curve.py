@@ -7,8 +7,8 @@ The fit is of the form of `powerd_core.gpu_physics` to ln E and ln t together:
     ln t = ln T + ln(w + b)                              f the greatest clock with P_busy(f) <= cap
 
 ``u``, ``w``, ``m``, ``T`` and a gain ``g`` (1 within 3 %) belong to the training; ``P0``, ``fk``, ``kv`` and ``P_wait``
-belong to the card. Their priors are narrow where the card is known and weak where it is not. The form is linearised at
-the fit. What is known of the curve is then a Gaussian process whose covariance is that of the form's parameters.
+belong to the card. Their priors are weak, by the cards that are known. The form is linearised at the fit. What is known
+of the curve is then a Gaussian process whose covariance is that of the form's parameters.
 
 A card may disobey the form. A deviation delta(cap) from it is a Gaussian process, too:
 
@@ -34,7 +34,6 @@ from scipy.special import fdtrc, stdtrit
 from powerd_analytics.frame.best import Best, best_of_curve, lowest
 from powerd_analytics.frame.merits import Merit, merit_of
 from powerd_core.errors import AnalysisError
-from powerd_core.gpu_physics import Card
 
 Values = NDArray[np.float64]
 
@@ -188,24 +187,22 @@ class CapCurve:
         return near
 
 
-def fit(runs: Runs, levels_w: Sequence[float], default_w: float, card: Card | None = None) -> CapCurve:
+def fit(runs: Runs, levels_w: Sequence[float], default_w: float) -> CapCurve:
     """The curve that runs at some of the levels tell.
 
-    ``levels_w`` are the caps to choose from, the default among them. ``card``: its constants, where they are known.
+    ``levels_w`` are the caps to choose from, the default among them.
     Raises `AnalysisError` for runs at no level, at fewer than three caps, or without joules and seconds above 0.
     """
     cells = cells_of(runs, levels_w)
-    return curve_of(cells, levels_w, default_w, card)
+    return curve_of(cells, levels_w, default_w)
 
 
-def curve_of(
-    cells: Cells, levels_w: Sequence[float], default_w: float, card: Card | None, *, guarded: bool = False
-) -> CapCurve:
+def curve_of(cells: Cells, levels_w: Sequence[float], default_w: float, *, guarded: bool = False) -> CapCurve:
     """The curve of cells' means; ``guarded``: with a deviation from the form, whether the form is rejected or not."""
     levels = _levels(levels_w)
     if not (levels == default_w).any():
         raise AnalysisError(f"the default of {default_w:g} W is none of the levels: add it")
-    form = _Form(levels, default_w, card, math.exp(cells.mean[len(cells.caps_w) :].min()))
+    form = _Form(levels, default_w, math.exp(cells.mean[len(cells.caps_w) :].min()))
     at = np.searchsorted(levels, cells.caps_w)
     rows = np.concatenate([at, len(levels) + at])
     theta, jacobian = form.most_probable(cells, rows)
@@ -285,11 +282,9 @@ class _Prior(NamedTuple):
 
 
 LEAST_F = 0.1
-"""Of a card that is not known."""
+"""Least clock of a card, as a share of its greatest."""
 LOG_TIME = 3
 """Which parameter is ln T."""
-KNOWN_SD = (0.05, 0.02, 0.1, 0.1)
-"""How far a board's ln P0, fk, ln kv and ln P_wait are from those of its model."""
 
 
 class _Form:
@@ -298,8 +293,8 @@ class _Form:
     Parameters: ln u, logit w, logit m, ln T, ln g, ln P0, fk, ln kv, ln P_wait.
     """
 
-    def __init__(self, levels_w: Values, default_w: float, card: Card | None, least_time_s: float) -> None:
-        self.levels_w, self.least_f = levels_w, card.least_f if card else LEAST_F
+    def __init__(self, levels_w: Values, default_w: float, least_time_s: float) -> None:
+        self.levels_w, self.least_f = levels_w, LEAST_F
         # Shares of the default cap, and constants, of the cards that `gpu_physics` knows.
         of_card = [
             _Prior(math.log(0.2 * default_w), 0.4),
@@ -307,9 +302,6 @@ class _Form:
             _Prior(math.log(1.4), 0.5),
             _Prior(math.log(0.11 * default_w), 0.4),
         ]
-        if card is not None:
-            constants = (math.log(card.floor_w), card.knee, math.log(card.voltage), math.log(card.wait_w))
-            of_card = [_Prior(value, sd) for value, sd in zip(constants, KNOWN_SD, strict=True)]
         priors = [
             _Prior(math.log(0.7 * default_w), 0.6),
             _Prior(-1.7, 1.3),

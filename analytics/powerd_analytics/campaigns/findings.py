@@ -91,9 +91,9 @@ def _of_cells(campaign: Campaign) -> list[str]:
     if len(figures) < 2:
         return []
     unit = "J a sample" if campaign.is_per_sample else "J"
-    best = min(figures, key=lambda f: f.energy_j.value)
+    best, is_found = _least(campaign, figures)
     sentences = []
-    if _is_least(best, figures):
+    if is_found:
         sentences.append(f"the least energy is at {_cell(campaign, best)}: {_text(best.energy_j)} {unit}")
     for name in list(best.accuracy)[:1]:
         known = [f for f in figures if name in f.accuracy]
@@ -101,8 +101,8 @@ def _of_cells(campaign: Campaign) -> list[str]:
             continue
         most = max(f.accuracy[name].value for f in known)
         good = [f for f in known if f.accuracy[name].value >= most * (1 - NEAR)]
-        cheapest = min(good, key=lambda f: f.energy_j.value)
-        if not _is_least(cheapest, good):
+        cheapest, is_found = _least(campaign, good)
+        if not is_found:
             continue
         among = f"in {len(good)} of {len(known)} cells {name} is"
         near = f"{among} within {100 * NEAR:g} % of the best ({most:.4g})"
@@ -116,9 +116,11 @@ def _cell(campaign: Campaign, f: CellFigures) -> str:
     return ", ".join(f"{name} {level_text(name, level)}" for name, level in campaign.machine(f.cell).items())
 
 
-def _is_least(best: CellFigures, among: Sequence[CellFigures]) -> bool:
-    others = [f for f in among if f is not best and f.energy_j.value != best.energy_j.value]
-    return all(surely_less(best.energy_j, f.energy_j) for f in others)
+def _least(campaign: Campaign, among: Sequence[CellFigures]) -> tuple[CellFigures, bool]:
+    """The cell of the least energy, and whether no other machine may have it as well."""
+    best = campaign.least(among)
+    alike = {tuple(campaign.machine(cell).items()) for cell in (*best.as_good, *best.open)}
+    return campaign.by_id[best.cell.id], len(alike) == 1
 
 
 # -- the best setting --------------------------------------------------------------------------------------------------

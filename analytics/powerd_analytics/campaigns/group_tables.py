@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import inf
+from math import inf, log
 
 from powerd_analytics.campaigns.cells import Campaign, CellFigures, Group, is_knob
 from powerd_analytics.campaigns.design import GPUS, KNOBS, MODEL, Cell, Design
@@ -19,7 +19,7 @@ from powerd_analytics.campaigns.groups import (
     spans,
 )
 from powerd_analytics.export import Column, Table, make_table
-from powerd_analytics.frame.best import NEAR
+from powerd_analytics.frame.best import NEAR, best_of_pairs
 from powerd_analytics.frame.figure import Figure
 from powerd_analytics.frame.merits import MERITS, OF_A_SWEEP, merit_of
 from powerd_analytics.metrics import edp_js
@@ -44,6 +44,18 @@ def _with_u95(name: str, heading: str, meaning: str = "") -> list[Column]:
     ]
 
 
+_OF_AS_GOOD = [
+    Column("as_good", heading="as good"),
+    Column("worst_pct", "number", "%", "by how much one of those as good may be worse", is_hidden=True),
+]
+
+
+def _as_good(texts: Sequence[str], worst: float) -> dict[str, TableCell]:
+    """Settings that are as good, with by how much one may be worse."""
+    text = "; ".join(texts).replace(" to ", "–")
+    return {"as_good": f"{text}, ≤ {100 * worst:.2g} %" if worst else text, "worst_pct": 100 * worst}
+
+
 def minima_table(campaign: Campaign) -> Table:
     """For each group the reference and the best cells by energy, EDP and EDS, as Krzywaniak et al. print them: watts,
     joules and seconds, and what they are off the reference."""
@@ -58,8 +70,7 @@ def minima_table(campaign: Campaign) -> Table:
         *_with_u95("energy_pct", "Δ %"), Column("time_s", "number", "s", heading=f"s{per}"),
         *_with_u95("time_pct", "Δ %"),
         *_with_u95("gain_pct", "gain %", "by how much the merit is below the reference's"),
-        Column("as_good", heading="as good"),
-        Column("worst_pct", "number", "%", "by how much one of those as good may be worse", "at most %"),
+        *_OF_AS_GOOD,
     ]  # fmt: skip
     rows: list[dict[str, TableCell]] = []
     unsure = 0
@@ -74,8 +85,7 @@ def minima_table(campaign: Campaign) -> Table:
             best, merit = campaign.best(group, name), merit_of(name)
             row = dict(group.levels) | {"target": merit.heading} | _minimum(campaign, best.cell)
             texts = [spans(campaign, best.as_good, (*group.cells, *best.as_good), knob) for knob in knobs]
-            row |= {"as_good": "; ".join(texts).replace(" to ", "–")}
-            row |= {"worst_pct": 100 * best.worst} if len(best.as_good) > 1 else {}
+            row |= _as_good(texts, best.worst)
             if (ratio := campaign.by_id[best.cell.id].ratios.get(name)) is not None:
                 row |= per_cent("gain_pct", ratio, saved=True)
             rows.append(row)
@@ -84,7 +94,7 @@ def minima_table(campaign: Campaign) -> Table:
                 rows.append(row | {"target": MERITS["sml"].heading} | gain)
             unsure += len(best.open)
     notes = ["Δ %: off the reference, block by block"]
-    notes += ["as good: settings that cannot be told from the least; at most %: by how much one may be worse"]
+    notes += ["as good: settings that cannot be told from the least; ≤: by how much one may be worse"]
     notes += ["SML: saving of energy minus loss of time"] if any(row["target"] == "SML" for row in rows) else []
     notes += [open_note()] if unsure else []
     return make_table("minima", f"Best settings of {campaign.design.name}", columns, rows, notes if rows else ())
@@ -200,6 +210,7 @@ def optimum_table(campaign: Campaign) -> Table:
         *others, Column("model"), Column(CORE, "number", "MHz", heading="SM MHz"),
         *_with_u95("saving_pct", "saves %"), *_with_u95("time_pct", "time Δ %"),
     ]  # fmt: skip
+    columns += _OF_AS_GOOD
     alike: dict[tuple[TableCell, ...], list[Group]] = {}
     for group in campaign.groups:
         alike.setdefault(tuple(group.levels.get(c.name) for c in others), []).append(group)
@@ -209,10 +220,12 @@ def optimum_table(campaign: Campaign) -> Table:
         for model in [*models, *(["all"] if len(models) > 1 else [])]:
             own = [group for group in groups if model in (group.levels.get(MODEL), "all")]
             if found := marginals(campaign.design, own, CORE):
-                best = min(found, key=lambda m: m.energy.value)
+                chosen = best_of_pairs([{block: log(e) for block, (e, _) in m.blocks.items()} for m in found])
+                best, as_good = found[chosen.row], [found[row].level for row in chosen.as_good]
                 rows.append({
                     **dict(zip((c.name for c in others), levels, strict=True)), "model": model, CORE: best.level,
                     **per_cent("saving_pct", best.energy, saved=True), **per_cent("time_pct", best.time),
+                    **_as_good([", ".join(f"{level:g}" for level in as_good)], chosen.worst),
                 })  # fmt: skip
     return make_table("optimum", f"Best SM clocks of {campaign.design.name}", columns, rows)
 
@@ -246,7 +259,7 @@ def savings(campaign: Campaign) -> list[Saving]:
         for free in (*((name,) for name in names), names):
             fixed = [name for name in names if name not in free]
             may = [f for f in own if all(f.cell.levels[n] == _reference(campaign, f.cell)[n] for n in fixed)]
-            best = min(may, key=lambda f: f.ratios["e"].value)
+            best = campaign.by_id[campaign.least(may, relative=True).cell.id]
             found.append(Saving(model, free, best.cell, best.ratios["e"], best.ratios["time"]))
     return found
 

@@ -55,7 +55,7 @@ def result_of(file: Path, design: Design, asked: Levels) -> Result:
     lost = next((e for e in run.events if e.name == SETTING and e.values.get("state") in _LOST), None)
     return Result(
         tuple(
-            {name: value for name, value in row.items() if value is not None}
+            {name: value for name, value in row.items() if value is not None and name != "path"}
             for row in [*(row | said for row in rows), *parts]
         ),
         iterations=sum(n for _, n in trained),

@@ -571,10 +571,11 @@ def caps(
             return status
         history = journal.history
     names = ("cells",) if is_single(history) else ("cells", "minima")
-    made = Campaign(design, history)
+    verdict = rounds.verdict(history) if rounds is not None else None
+    promised = {merit.name: verdict.cap_w} if verdict is not None and verdict.is_promised else {}
+    made = Campaign(design, history, promised)
     for text in shared.tables_text(campaign_tables(made, names), "text", None, 80), "\n":
         shared.put_out(text, None, overwrite=False)
-    verdict = rounds.verdict(history) if rounds is not None else None
     if verdict is not None:
         print(promise_text(verdict, merit.name))
     for group in made.groups if not is_single(history) else ():

@@ -74,11 +74,12 @@ def best_of_means(values: ArrayLike, u95: ArrayLike) -> Best:
     return Best(row, tuple(alike.tolist()), tuple(within), "means")
 
 
-def best_of_pairs(logs: Sequence[Mapping[int, float]], beside: int = 0) -> Best:
+def best_of_pairs(logs: Sequence[Mapping[int, float]], beside: int | None = None) -> Best:
     """By runs in blocks: of each row ln M by block. A row counts by its mean over that of row ``beside``, in the same
-    blocks; those as good by their mean over the best row's. Raises `AnalysisError` where no row has a block in common
-    with row ``beside``."""
-    least = np.array([_mean_and_half(own, logs[beside])[0] for own in logs])
+    blocks, or by its mean; those as good by their mean over the best row's. Raises `AnalysisError` where no row has a
+    block in common with row ``beside``."""
+    means = [float(np.mean(list(own.values()))) if own else inf for own in logs]
+    least = np.array(means if beside is None else [_mean_and_half(own, logs[beside])[0] for own in logs])
     if not np.isfinite(least).any():
         raise AnalysisError("no setting has a run in the same block as another")
     row = int(np.argmin(least))

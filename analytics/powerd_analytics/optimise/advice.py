@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any
 
-from powerd_analytics.energy.uncertainty import student
 from powerd_analytics.export import Column, Table, make_table
+from powerd_analytics.frame.best import best_of_means
+from powerd_analytics.frame.figure import Figure
 from powerd_analytics.metrics import pareto_front
 from powerd_analytics.optimise.policy import Outcome, Settings, Trial
 from powerd_analytics.optimise.recurrences import Step
@@ -181,7 +182,8 @@ def _u95_share(trace: JobTrace, batch_size: int) -> float | None:
     if n < 2:
         return None
     spread = max(stdev(epochs), math.sqrt(n + 1) / (n + 2))
-    return float(student(n - 1)) * spread / math.sqrt(n) / fmean(epochs)
+    mean = Figure(fmean(epochs), spread / math.sqrt(n), degrees_of_freedom=n - 1.0)
+    return None if mean.u95 is None else mean.u95 / mean.value
 
 
 def front(trace: JobTrace) -> list[Alternative]:
@@ -194,16 +196,15 @@ def front(trace: JobTrace) -> list[Alternative]:
 def as_good(trace: JobTrace) -> list[Settings]:
     """The settings of the least cost, and those that cannot be told from them by the traced trainings."""
     best = oracle(trace)
-    least_j = trace.expected_cost_j(best)
-    u95_best = _u95_share(trace, best.batch_size)
-    equals = [best]
-    for settings in trace.settings:
-        cost_j, u95 = trace.expected_cost_j(settings), _u95_share(trace, settings.batch_size)
-        if settings.batch_size == best.batch_size or u95 is None or u95_best is None or cost_j == NEVER:
-            continue  # one batch size has the same epochs under every limit
-        if cost_j - least_j <= math.hypot(u95 * cost_j, u95_best * least_j):
-            equals.append(settings)
-    return equals
+    # One batch size has the same epochs under every limit.
+    others = [settings for settings in trace.settings if settings.batch_size != best.batch_size]
+    costs_j = {settings: trace.expected_cost_j(settings) for settings in [best, *others]}
+    u95_j = {s: u95 * cost for s, cost in costs_j.items() if (u95 := _u95_share(trace, s.batch_size)) is not None}
+    known = [settings for settings, cost in costs_j.items() if settings in u95_j and cost != NEVER]
+    if best not in known:
+        return [best]
+    found = best_of_means([costs_j[settings] for settings in known], [u95_j[settings] for settings in known])
+    return [known[row] for row in found.as_good]
 
 
 def slower(trace: JobTrace) -> dict[int, Alternative]:

@@ -340,7 +340,7 @@ def draw_sweep(
     legend_above(figure, axes[0][0].get_legend_handles_labels()[0])
     has_bars = max(len(same) for same in groups) <= _FEW_LEVELS
     bars = interval_note(_halves(every)) if has_bars else "intervals: see the table"
-    note = f"relative to {reference or f'the highest {what}'}; {bars}; ringed: least"
+    note = f"relative to {reference or f'the highest {what}'}; {bars}; ringed: the best"
     return finish(figure, f"{name}: over the {what}", map(_provenance, every), note)
 
 

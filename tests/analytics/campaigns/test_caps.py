@@ -1,6 +1,7 @@
 """`joules campaign caps`, and the tables of campaigns: best settings are read from a fitted curve, with their ties."""
 
 import json
+import re
 from itertools import pairwise
 
 import pytest
@@ -134,6 +135,19 @@ def test_caps_of_a_simulated_card(tmp_path, capsys, monkeypatch):
     before = (tmp_path / "caps" / "campaign.jsonl").read_bytes()
     assert joules(capsys, *arguments)[0] == 0
     assert (tmp_path / "caps" / "campaign.jsonl").read_bytes() == before  # nothing is made twice
+
+
+@pytest.mark.parametrize(("network", "seed"), [("vgg19", 2), ("resnet50", 7)])
+def test_the_cap_that_rounds_promise_is_the_best_of_the_table_and_the_one_to_train_with(
+    tmp_path, capsys, monkeypatch, network, seed
+):
+    """The rounds guard against a card of another form; the curve of the table alone takes a neighbour here."""
+    monkeypatch.chdir(tmp_path)
+    arguments = ("campaign", "caps", "--adaptive", "--on", "sim:rtx6000", "--network", network, "--seed", seed)
+    _, out, _ = joules(capsys, *arguments, "--", "python", "t.py")
+    promised = re.search(r"at (\d+) W the edp is within", out).group(1)
+    assert re.search(r"--power-cap (\d+)", out).group(1) == promised
+    assert re.search(r"^ +EDP +(\d+)", out, re.MULTILINE).group(1) == promised
 
 
 def test_a_planted_drift_does_not_reach_the_ratios(tmp_path):

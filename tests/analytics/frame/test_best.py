@@ -44,16 +44,17 @@ def test_what_blocks_share_parts_no_settings():
     drift = np.array([0.0, 0.1, 0.2])
     logs = [blocks(*(drift + off + noise)) for off, noise in (
         (0.0, [0, 0, 0]), (-0.01, [1e-4, 0, -1e-4]), (-0.0095, [2e-4, -2e-4, 0]))]  # fmt: skip
-    best = best_of_pairs(logs)
+    best = best_of_pairs(logs, 0)
+    assert best_of_pairs(logs).row == 1
     assert (best.row, best.as_good, best.open) == (1, (1, 2), ())
     assert 0.0005 < best.worst < 0.002
     with pytest.raises(AnalysisError, match="in the same block"):
-        best_of_pairs([{}, {1: 0.0}])
+        best_of_pairs([{}, {1: 0.0}], 0)
 
 
 def test_what_was_never_near_enough_to_be_known_is_open_and_not_as_good():
     one, many = blocks(0.0), blocks(0.0, 0.01, 0.0, 0.01)
-    best = best_of_pairs([many, one, blocks(0.1, -0.1, 0.1, -0.08)])
+    best = best_of_pairs([many, one, blocks(0.1, -0.1, 0.1, -0.08)], 0)
     assert best.as_good == (0,)
     assert best.open == (1, 2)  # a single run; runs that are far apart
     assert best.worst == 0.0
