@@ -15,7 +15,7 @@ The test is Welch's t. Degrees of freedom are Welch's and Satterthwaite's; those
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from math import hypot, inf, sqrt
@@ -472,11 +472,8 @@ def compare(
     and simulated joules are never compared with each other. Raises `AnalysisError` when nothing matches, which says
     what differs, and where one model's name stands for two models.
     """
-    given = [s for side in (a, b, *others) for s in side]
-    frame = frame_from(s.record for s in given)
+    frame, sides = _of_one_frame((a, b, *others))
     check_runs(frame)
-    every = iter([replace(s, record=record) for s, record in zip(given, rows_of(frame), strict=True)])
-    sides = [[next(every) for _ in side] for side in (a, b, *others)]
     names, settings = _settings(sides, factors_in(frame.columns))
     names, settings = _without_unstated(sides, names, settings)
     ignored = tuple(dict.fromkeys(_ignorable(name, frame) for name in ignore))
@@ -485,34 +482,49 @@ def compare(
     for other, side in zip(of_others, sides[1:], strict=True):
         if not of_a.keys() & other.keys():
             raise AnalysisError(_nothing_in_common(sides[0], side, names))
-    shared = [key for key in of_a if any(key in other for other in of_others)]
-    # Of one key all sides have the same figures, so that they are read in one line.
-    figures = {
-        key: _figures_of([s for of in (of_a, *of_others) for s in of.get(key, ())], names, key) for key in shared
-    }
+    counterparts = set[Key]().union(*of_others)
+    shared = [key for key in of_a if key in counterparts]
+    rows, unequal = _differences(shared, (of_a, *of_others), names)
+    if not rows:
+        raise AnalysisError(_NO_SIZES if unequal else _NO_FIGURES)
+    rows = [replace(d, p=p) for d, p in zip(rows, holm([d.p for d in rows]), strict=True)]
+    only_b = sum(len(other.keys() - of_a.keys()) for other in of_others)
+    return Comparison(
+        names, tuple(rows), settings, len(of_a) - len(shared), only_b, unequal, ignored, len(sides), shared_notes(frame)
+    )
+
+
+_NO_SIZES = (
+    "the two have batches of different size, or of one that is not known: what differs is compared by the sample, for "
+    "which phases need the attribute batch_size"
+)
+_NO_FIGURES = "the two have nothing in common: no phase of the same name has joules or seconds in both"
+
+
+def _of_one_frame(given: Sequence[Sequence[Sample]]) -> tuple[Frame, list[list[Sample]]]:
+    """A frame of all samples, and the sides with its rows as their records: one type a column."""
+    frame = frame_from(s.record for side in given for s in side)
+    records = iter(rows_of(frame))
+    return frame, [[replace(s, record=next(records)) for s in side] for side in given]
+
+
+def _differences(
+    shared: Sequence[Key], sides: Sequence[Mapping[Key, Sequence[Sample]]], names: Sequence[str]
+) -> tuple[list[Difference], int]:
+    """The figures that A and another side have in rows of one key, and how many of the keys have none, since some
+    batches have no known size. Of one key all sides have the same figures, so that they are read in one line."""
+    of_a, *of_others = sides
+    figures = {key: _figures_of([s for side in sides for s in side.get(key, ())], names, key) for key in shared}
     if any(EDP in own for own in figures.values()):
-        shared.sort(key=lambda key: key[names.index("kind")] != "total")
-    differences = [
+        shared = sorted(shared, key=lambda key: key[names.index("kind")] != "total")
+    differences = (
         _difference(key, figure, of_a[key], other[key], k)
         for key in shared
         for figure in figures[key]
         for k, other in enumerate(of_others, 1)
         if key in other
-    ]
-    rows = [d for d in differences if d is not None]
-    unequal = sum(not own for own in figures.values())
-    only_b = sum(key not in of_a for other in of_others for key in other)
-    if not rows and unequal:
-        raise AnalysisError(
-            "the two have batches of different size, or of one that is not known: what differs is compared by the "
-            "sample, for which phases need the attribute batch_size"
-        )
-    if not rows:
-        raise AnalysisError("the two have nothing in common: no phase of the same name has joules or seconds in both")
-    rows = [replace(d, p=p) for d, p in zip(rows, holm([d.p for d in rows]), strict=True)]
-    return Comparison(
-        names, tuple(rows), settings, len(of_a) - len(shared), only_b, unequal, ignored, len(sides), shared_notes(frame)
     )
+    return [d for d in differences if d is not None], sum(not own for own in figures.values())
 
 
 def _figures_of(same: Sequence[Sample], names: Sequence[str], key: Key) -> tuple[str, ...]:

@@ -66,177 +66,195 @@ FRAME_VERSION = 3
 
 # -- columns -----------------------------------------------------------------------------------------------------------
 
-Rule = Literal["first", "all", "mean", "sum", "least", "greatest", "any", "again", "none"]
-"""What rows that are put together have in a column: the first one's value; all texts, each once; the mean, the sum, the
-least or the greatest of the values; whether any has it; what is worked out again from the others; or nothing."""
-
-# name, kind, units, rule for repeats, rule for parts of a training, meaning, heading, sign before a bound
-_COLUMNS: tuple[tuple[Any, ...], ...] = (
-    ("kind", "text", "", "first", "first",
-     "phase: mean of one kind of phase; total: all phases of a group; run: the recording; rank: seconds of one rank"),
-    ("run", "text", "", "all", "first", "file name without suffix"),
-    ("path", "text", "", "all", "first", "the run file"),
-    ("run_id", "text", "", "all", "first", "the recording's own id"),
-    ("created_utc", "text", "", "all", "first", "when it began, wall clock"),
-    ("host", "text", "", "first", "first", "the machine that trained"),
-    ("processor", "text", "", "all", "all", "the machine's processor, as the kernel names it"),
-    ("cores", "integer", "1", "greatest", "sum", "its logical cores"),
-    ("memory_gib", "number", "GiB", "greatest", "sum", "its memory"),
-    ("git_commit", "text", "", "all", "all", "what was checked out where the training's program lies"),
-    ("program", "text", "", "first", "first",
-     "the command without interpreter, folders, seeds, output paths and the run file's own name"),
-    ("campaign", "text", "", "first", "first", "which campaign the run was made for"),
-    ("cell", "text", "", "first", "first", "of a campaign: the setting of all its factors, as ten letters"),
-    ("block", "integer", "1", "none", "first", "of a campaign: in which block the run was made"),
-    ("seed", "text", "", "all", "first", "attribute of the phases, else the command's option"),
-    ("model", "text", "", "first", "first", "attribute of the phases"),
-    ("batch_size", "number", "1", "first", "first", "attribute of the phases", "batch"),
-    ("gpus", "integer", "1", "first", "first",
-     "attribute of the phases, else GPUs that processes say they use, else ranks, else 1"),
-    ("ranks", "integer", "1", "first", "first",
-     "processes of a job in the run; each with a batch of its own where more than one"),
-    ("rank", "integer", "1", "first", "first", "of kind rank: which one"),
-    ("sharing", "integer", "1", "first", "none", "ranks that share the device"),
-    ("ranks_counted", "integer", "1", "first", "first",
-     "of totals: ranks that share the device and whose iterations are counted"),
-    ("job", "text", "", "first", "first", "how the launcher names the training"),
-    ("world_size", "integer", "1", "first", "first", "ranks of the whole training, as the launcher says"),
-    ("rank_numbers", "text", "", "first", "first", "the ranks whose processes are in the run"),
-    ("machines", "integer", "1", "first", "first", "of a training's sums: machines whose runs are added up"),
-    ("job_machines", "integer", "1", "first", "first", "machines of the whole training, as the launcher says"),
-    ("begin_unix_s", "number", "s", "first", "none",
-     "when a part of a training began, by that machine's wall clock, since 1970"),
-    ("device", "text", "", "first", "first", "whose joules they are"),
-    ("device_ids", "text", "", "first", "none",
-     "of a part of a training: the device's lines by board and start of its powerd, and the GPUs that it is"),
-    ("device_name", "text", "", "first", "first",
-     "product, as the driver names it, else attribute of the phases", "product"),
-    ("driver_version", "text", "", "all", "all", "of a GPU: that of its driver", "driver"),
-    ("default_power_limit_w", "number", "W", "first", "first", "of a GPU: the power limit that its driver begins with",
-     "default limit W"),
-    ("least_power_limit_w", "number", "W", "first", "first", "of a GPU: the least that can be set", "least limit W"),
-    ("greatest_power_limit_w", "number", "W", "first", "first", "of a GPU: the greatest that can be set",
-     "greatest limit W"),
-    ("provenance", "text", "", "first", "first", "measured, modelled or simulated"),
-    ("power_cap_w", "number", "W", "mean", "mean", "what the driver enforced while they ran; where no driver tells, "
-     "power_cap_asked_w, else the limit when the driver's source was opened", "cap W"),
-    ("power_cap_basis", "text", "", "first", "first", "where that comes from: enforced, stated or requested"),
-    ("power_cap_asked_w", "number", "W", "first", "first", "attribute power_cap_w of the phases: a label"),
-    ("power_cap_requested_w", "number", "W", "first", "first", "what was requested of the driver"),
-    ("power_cap_in_run", "text", "", "first", "first",
-     "in a run in which the cap changed: which of its caps; changing: between two"),
-    ("clock_hz", "number", "Hz", "mean", "none",
-     "SM clock that an event says was enforced, else that phases state; nothing where nobody set it", "clock MHz"),
-    ("clock_basis", "text", "", "first", "first", "where that comes from: enforced or stated"),
-    ("clock_asked_hz", "number", "Hz", "first", "first", "SM clock that was asked, by phases or by an event"),
-    ("clock_requested_hz", "number", "Hz", "first", "first", "SM clock that was requested of the driver"),
-    ("clock_observed_hz", "number", "Hz", "mean", "none", "mean of the SM clock while the device worked: an outcome",
-     "observed MHz"),
-    ("memory_clock_hz", "number", "Hz", "mean", "none", "memory clock, as clock_hz", "memory MHz"),
-    ("memory_clock_basis", "text", "", "first", "first", "as clock_basis"),
-    ("memory_clock_asked_hz", "number", "Hz", "first", "first", "as clock_asked_hz"),
-    ("memory_clock_requested_hz", "number", "Hz", "first", "first", "as clock_requested_hz"),
-    ("memory_clock_observed_hz", "number", "Hz", "mean", "none", "as clock_observed_hz"),
-    ("verdict", "text", "", "all", "all", "whether what the device was set to was honoured: honoured, binding; "
-     "honoured, slack; overridden; confounded; clock missed; unknown"),
-    ("verdict_note", "text", "", "all", "all", "why, in a few words"),
-    ("shared", "text", "", "all", "all", "other programs on the device, which the driver listed: seconds, pid, user"),
-    ("is_held", "flag", "", "any", "any", "somebody held a lease of one of the device's knobs"),
-    ("phase", "text", "", "first", "first", "name of the phase"),
-    ("phase_path", "text", "", "first", "first", "with the phases around it", "phase"),
-    ("is_iteration", "flag", "", "first", "first", "of phases: they are the iterations of the training"),
-    ("timing", "text", "", "first", "first", "host, host-synchronised or device"),
-    ("method", "text", "", "all", "first", "how the joules were found, where that is said"),
-    ("iterations", "integer", "1", "sum", "first", "phases that ended; of totals and runs, batches", "n"),
-    ("n", "integer", "1", "sum", "first", "of phases: how many of them the joules are the mean of", "n"),
-    ("s_per_batch", "number", "s", "mean", "greatest", "mean duration of one phase; of totals, time_s / iterations",
-     "s/batch"),
-    ("u_s_per_batch", "number", "s", "again", "first",
-     "standard uncertainty of that mean by the spread of the phases, or of repeats; where there is none, of time_s"),
-    ("s_per_batch_min", "number", "s", "least", "least", "of a training's sums: the same of the fastest rank",
-     "fastest rank s"),
-    ("s_per_batch_max", "number", "s", "greatest", "greatest", "of a training's sums: the same of the slowest rank",
-     "slowest rank s"),
-    ("j_per_batch", "number", "J", "again", "again",
-     "mean joules of one phase; of totals, energy_j / iterations", "J/batch", "≥"),
-    ("batches_per_optimizer_step", "number", "1", "mean", "first",
-     "of totals: iterations a step of the optimizer, where gradients of several are accumulated"),
-    ("j_per_optimizer_step", "number", "J", "again", "again", "j_per_batch times that", "J/step", "≥"),
-    ("u95_j", "number", "J", "again", "again",
-     "95 % interval of j_per_batch (phase) or energy_j (total, run)", "± U95 J"),
-    ("u_statistical_j", "number", "J", "again", "again", "standard uncertainty of the same, what averages out"),
-    ("u_systematic_j", "number", "J", "again", "again", "standard uncertainty of the same, what repeats share"),
-    ("rectangle_j", "number", "J", "again", "again",
-     "the part of u_systematic_j that is a limit, as the standard uncertainty of one rectangle"),
-    ("degrees_of_freedom", "number", "1", "again", "again",
-     "of the statistical uncertainties of the row; nothing where these are known by more than repeats"),
-    ("sd_s", "number", "s", "none", "none",
-     "spread of the single phases of a run: their standard deviation, no uncertainty", "sd s"),
-    ("sd_j", "number", "J", "none", "none", "the same of their joules, noise of the sensor included", "sd J"),
-    ("power_w", "number", "W", "again", "again", "joules over seconds", "W", "≥"),
-    ("samples_per_batch", "number", "1", "mean", "first",
-     "mean samples of one phase or iteration, where some had another size than batch_size"),
-    ("samples_per_s", "number", "1/s", "mean", "first", "samples over seconds", "samples/s"),
-    ("time_s", "number", "s", "mean", "greatest", "duration of the total or the run", "s"),
-    ("energy_j", "number", "J", "again", "again", "joules of the total or the run", "J", "≥"),
-    ("edp_js", "number", "J s", "again", "again", "energy_j x time_s; of phases, j_per_batch x s_per_batch",
-     "EDP (J s)", "≥"),
-    ("ed2p_js2", "number", "J s2", "again", "again", "energy_j x time_s²; of phases, of their means", "ED2P (J s²)",
-     "≥"),
-    ("j_per_sample", "number", "J", "again", "again",
-     "j_per_batch over the samples of a batch; of ranks that are added up, over all their batches", "J/sample", "≥"),
-    ("samples_per_j", "number", "1/J", "again", "again", "one over that", "samples/J", "≤"),
-    ("s_per_sample", "number", "s", "again", "again", "s_per_batch over the same", "s/sample"),
-    ("edp_per_sample_js", "number", "J s", "again", "again", "j_per_sample x s_per_sample", "EDP/sample (J s)", "≥"),
-    ("eds", "number", "1", "again", "again",
-     "of totals: energy-delay sum of a sample, k = 2, 1 at the first of the same model", "EDS", "≥"),
-    ("operations_per_sample", "number", "1", "first", "first",
-     "attribute of the phases: operations of one forward pass, one sample"),
-    ("operations_executed_per_sample", "number", "1", "first", "first",
-     "attribute of the phases: operations that forward and backward run for one sample"),
-    ("gflops_per_w", "number", "1e9/J", "again", "again",
-     "operations per joule / 1e9; where GPUs share a batch, of one GPU's share of them", "GFLOPS/W (paper)", "≤"),
-    ("u_statistical_gflops_per_w", "number", "1e9/J", "again", "again",
-     "standard uncertainty of that, what averages out"),
-    ("u_systematic_gflops_per_w", "number", "1e9/J", "again", "again",
-     "standard uncertainty of that, what repeats share"),
-    ("gflops_per_w_executed", "number", "1e9/J", "again", "again",
-     "gflops_per_w by the operations that are executed", "GFLOPS/W (executed)", "≤"),
-    ("gflops_convention", "text", "", "again", "first",
-     "paper: forward and backward count the operations once each"),
-    ("gflops_basis", "text", "", "again", "first", "whose joules it divides by", "over the joules of"),
-    ("phases_j", "number", "J", "mean", "none", "of runs: joules in the outermost phases", "phases J", "≥"),
-    ("rest_j", "number", "J", "mean", "sum", "joules in no phase inside", "rest J", "≥"),
-    ("rest_u95_j", "number", "J", "none", "none", "95 % interval of rest_j in one run", "± U95 rest"),
-    ("missing_s", "number", "s", "mean", "sum", "seconds without readings", "missing s"),
-    ("off_by_j", "number", "J", "mean", "sum",
-     "the most that missing readings can have done; the 95 % interval holds what they are likely to have done"),
-    ("is_lower_bound", "flag", "", "any", "any",
-     "a line stood at full scale: joules are the least they can be"),
-    ("note", "text", "", "all", "all", "why a number is missing or weaker"),
-    ("runs", "integer", "1", "sum", "first", "how many recordings the row is the mean of", "runs"),
-)  # fmt: skip
+Rule = Literal["first", "all", "mean", "mean of all", "sum", "least", "greatest", "any", "again", "none"]
+"""What rows that are put together have in a column: the first one's value; all texts, each once; the mean of the values
+that are known, or where all are; the sum where all are; the least or the greatest; whether any has it; what is worked
+out again from the others; or nothing."""
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
-    """How rows are put together in one column."""
+class _Column(Column):
+    """With the rules by which rows are put together in it."""
 
-    repeats: Rule
-    parts: Rule
+    repeats: Rule = "first"
+    parts: Rule = "first"
+    """Of a training: its GPUs and machines."""
 
 
-COLUMNS: dict[str, Column] = {c[0]: Column(c[0], c[1], c[2], *c[5:]) for c in _COLUMNS}
-COLUMNS["is_lower_bound"] = replace(COLUMNS["is_lower_bound"], is_hidden=True)
-for _name in ("u95_j", "rest_u95_j"):
-    COLUMNS[_name] = replace(COLUMNS[_name], is_uncertainty=True)
-_SETTINGS = (
-    "host", "program", "model", "batch_size", "gpus", "ranks", "device", "device_name", "provenance", "power_cap_w",
-    "power_cap_in_run", "clock_hz", "memory_clock_hz", "timing", "gflops_basis", "runs",
+_COLUMNS = (
+    _Column("kind",
+            meaning="phase: mean of one kind of phase; total: all phases of a group; run: the recording; rank: "
+            "seconds of one rank"),
+    _Column("run", repeats="all", meaning="file name without suffix"),
+    _Column("path", repeats="all", meaning="the run file"),
+    _Column("run_id", repeats="all", meaning="the recording's own id"),
+    _Column("created_utc", repeats="all", meaning="when it began, wall clock"),
+    _Column("host", is_setting=True, meaning="the machine that trained"),
+    _Column("processor", repeats="all", parts="all", meaning="the machine's processor, as the kernel names it"),
+    _Column("cores", "integer", "1", repeats="greatest", meaning="its logical cores"),
+    _Column("memory_gib", "number", "GiB", repeats="greatest", meaning="its memory"),
+    _Column("git_commit", repeats="all", parts="all", meaning="what was checked out where the training's program lies"),
+    _Column("program", is_setting=True,
+            meaning="the command without interpreter, folders, seeds, output paths and the run file's own name"),
+    _Column("campaign", meaning="which campaign the run was made for"),
+    _Column("cell", meaning="of a campaign: the setting of all its factors, as ten letters"),
+    _Column("block", "integer", "1", repeats="none", meaning="of a campaign: in which block the run was made"),
+    _Column("seed", repeats="all", meaning="attribute of the phases, else the command's option"),
+    _Column("model", is_setting=True, meaning="attribute of the phases"),
+    _Column("batch_size", "number", "1", heading="batch", is_setting=True, meaning="attribute of the phases"),
+    _Column("gpus", "integer", "1", is_setting=True,
+            meaning="attribute of the phases, else GPUs that processes say they use, else ranks, else 1"),
+    _Column("ranks", "integer", "1", is_setting=True,
+            meaning="processes of a job in the run; each with a batch of its own where more than one"),
+    _Column("rank", "integer", "1", meaning="of kind rank: which one"),
+    _Column("sharing", "integer", "1", parts="none", meaning="ranks that share the device"),
+    _Column("ranks_counted", "integer", "1",
+            meaning="of totals: ranks that share the device and whose iterations are counted"),
+    _Column("job", meaning="how the launcher names the training"),
+    _Column("world_size", "integer", "1", meaning="ranks of the whole training, as the launcher says"),
+    _Column("rank_numbers", meaning="the ranks whose processes are in the run"),
+    _Column("machines", "integer", "1", meaning="of a training's sums: machines whose runs are added up"),
+    _Column("job_machines", "integer", "1", meaning="machines of the whole training, as the launcher says"),
+    _Column("begin_unix_s", "number", "s", parts="none",
+            meaning="when a part of a training began, by that machine's wall clock, since 1970"),
+    _Column("device", is_setting=True, meaning="whose joules they are"),
+    _Column("device_ids", parts="none",
+            meaning="of a part of a training: the device's lines by board and start of its powerd, and the GPUs "
+            "that it is"),
+    _Column("device_name", parts="all", heading="product", is_setting=True,
+            meaning="product, as the driver names it, else attribute of the phases"),
+    _Column("driver_version", repeats="all", parts="all", heading="driver", meaning="of a GPU: that of its driver"),
+    _Column("default_power_limit_w", "number", "W", heading="default limit W",
+            meaning="of a GPU: the power limit that its driver begins with"),
+    _Column("least_power_limit_w", "number", "W", heading="least limit W",
+            meaning="of a GPU: the least that can be set"),
+    _Column("greatest_power_limit_w", "number", "W", heading="greatest limit W",
+            meaning="of a GPU: the greatest that can be set"),
+    _Column("provenance", is_setting=True, meaning="measured, modelled or simulated"),
+    _Column("power_cap_w", "number", "W", repeats="mean", parts="mean of all", heading="cap W", is_setting=True,
+            meaning="what the driver enforced while they ran; where no driver tells, power_cap_asked_w, else the "
+            "limit when the driver's source was opened"),
+    _Column("power_cap_basis", meaning="where that comes from: enforced, stated or requested"),
+    _Column("power_cap_asked_w", "number", "W", meaning="attribute power_cap_w of the phases: a label"),
+    _Column("power_cap_requested_w", "number", "W", meaning="what was requested of the driver"),
+    _Column("power_cap_in_run", is_setting=True,
+            meaning="in a run in which the cap changed: which of its caps; changing: between two"),
+    _Column("clock_hz", "number", "Hz", repeats="mean", parts="none", heading="clock MHz", is_setting=True,
+            meaning="SM clock that an event says was enforced, else that phases state; nothing where nobody set it"),
+    _Column("clock_basis", meaning="where that comes from: enforced or stated"),
+    _Column("clock_asked_hz", "number", "Hz", meaning="SM clock that was asked, by phases or by an event"),
+    _Column("clock_requested_hz", "number", "Hz", meaning="SM clock that was requested of the driver"),
+    _Column("clock_observed_hz", "number", "Hz", repeats="mean", parts="none", heading="observed MHz",
+            meaning="mean of the SM clock while the device worked: an outcome"),
+    _Column("memory_clock_hz", "number", "Hz", repeats="mean", parts="none", heading="memory MHz", is_setting=True,
+            meaning="memory clock, as clock_hz"),
+    _Column("memory_clock_basis", meaning="as clock_basis"),
+    _Column("memory_clock_asked_hz", "number", "Hz", meaning="as clock_asked_hz"),
+    _Column("memory_clock_requested_hz", "number", "Hz", meaning="as clock_requested_hz"),
+    _Column("memory_clock_observed_hz", "number", "Hz", repeats="mean", parts="none", meaning="as clock_observed_hz"),
+    _Column("verdict", repeats="all", parts="all",
+            meaning="whether what the device was set to was honoured: honoured, binding; honoured, slack; "
+            "overridden; confounded; clock missed; unknown"),
+    _Column("verdict_note", repeats="all", parts="all", meaning="why, in a few words"),
+    _Column("shared", repeats="all", parts="all",
+            meaning="other programs on the device, which the driver listed: seconds, pid, user"),
+    _Column("is_held", "flag", repeats="any", parts="any",
+            meaning="somebody held a lease of one of the device's knobs"),
+    _Column("phase", meaning="name of the phase"),
+    _Column("phase_path", heading="phase", meaning="with the phases around it"),
+    _Column("is_iteration", "flag", meaning="of phases: they are the iterations of the training"),
+    _Column("timing", is_setting=True, meaning="host, host-synchronised or device"),
+    _Column("method", repeats="all", parts="all", meaning="how the joules were found, where that is said"),
+    _Column("iterations", "integer", "1", repeats="sum", heading="n",
+            meaning="phases that ended; of totals and runs, batches"),
+    _Column("n", "integer", "1", repeats="sum", heading="n",
+            meaning="of phases: how many of them the joules are the mean of"),
+    _Column("s_per_batch", "number", "s", repeats="mean", parts="greatest", heading="s/batch",
+            meaning="mean duration of one phase; of totals, time_s / iterations"),
+    _Column("u_s_per_batch", "number", "s", repeats="again",
+            meaning="standard uncertainty of that mean by the spread of the phases, or of repeats; where there is "
+            "none, of time_s"),
+    _Column("s_per_batch_min", "number", "s", repeats="least", parts="least", heading="fastest rank s",
+            meaning="of a training's sums: the same of the fastest rank"),
+    _Column("s_per_batch_max", "number", "s", repeats="greatest", parts="greatest", heading="slowest rank s",
+            meaning="of a training's sums: the same of the slowest rank"),
+    _Column("j_per_batch", "number", "J", repeats="again", parts="again", heading="J/batch", sign="≥",
+            meaning="mean joules of one phase; of totals, energy_j / iterations"),
+    _Column("batches_per_optimizer_step", "number", "1", repeats="mean",
+            meaning="of totals: iterations a step of the optimizer, where gradients of several are accumulated"),
+    _Column("j_per_optimizer_step", "number", "J", repeats="again", parts="again", heading="J/step", sign="≥",
+            meaning="j_per_batch times that"),
+    _Column("u95_j", "number", "J", repeats="again", parts="again", heading="± U95 J", is_uncertainty=True,
+            meaning="95 % interval of j_per_batch (phase) or energy_j (total, run)"),
+    _Column("u_statistical_j", "number", "J", repeats="again", parts="again",
+            meaning="standard uncertainty of the same, what averages out"),
+    _Column("u_systematic_j", "number", "J", repeats="again", parts="again",
+            meaning="standard uncertainty of the same, what repeats share"),
+    _Column("rectangle_j", "number", "J", repeats="again", parts="again",
+            meaning="the part of u_systematic_j that is a limit, as the standard uncertainty of one rectangle"),
+    _Column("degrees_of_freedom", "number", "1", repeats="again", parts="again",
+            meaning="of the statistical uncertainties of the row; nothing where these are known by more than repeats"),
+    _Column("sd_s", "number", "s", repeats="none", parts="none", heading="sd s",
+            meaning="spread of the single phases of a run: their standard deviation, no uncertainty"),
+    _Column("sd_j", "number", "J", repeats="none", parts="none", heading="sd J",
+            meaning="the same of their joules, noise of the sensor included"),
+    _Column("power_w", "number", "W", repeats="again", parts="again", heading="W", sign="≥",
+            meaning="joules over seconds"),
+    _Column("samples_per_batch", "number", "1", repeats="mean",
+            meaning="mean samples of one phase or iteration, where some had another size than batch_size"),
+    _Column("samples_per_s", "number", "1/s", repeats="mean", heading="samples/s", meaning="samples over seconds"),
+    _Column("time_s", "number", "s", repeats="mean", parts="greatest", heading="s",
+            meaning="duration of the total or the run"),
+    _Column("energy_j", "number", "J", repeats="again", parts="again", heading="J", sign="≥",
+            meaning="joules of the total or the run"),
+    _Column("edp_js", "number", "J s", repeats="again", parts="again", heading="EDP (J s)", sign="≥",
+            meaning="energy_j x time_s; of phases, j_per_batch x s_per_batch"),
+    _Column("ed2p_js2", "number", "J s2", repeats="again", parts="again", heading="ED2P (J s²)", sign="≥",
+            meaning="energy_j x time_s²; of phases, of their means"),
+    _Column("j_per_sample", "number", "J", repeats="again", parts="again", heading="J/sample", sign="≥",
+            meaning="j_per_batch over the samples of a batch; of ranks that are added up, over all their batches"),
+    _Column("samples_per_j", "number", "1/J", repeats="again", parts="again", heading="samples/J", sign="≤",
+            meaning="one over that"),
+    _Column("s_per_sample", "number", "s", repeats="again", parts="again", heading="s/sample",
+            meaning="s_per_batch over the same"),
+    _Column("edp_per_sample_js", "number", "J s", repeats="again", parts="again", heading="EDP/sample (J s)", sign="≥",
+            meaning="j_per_sample x s_per_sample"),
+    _Column("eds", "number", "1", repeats="again", parts="again", heading="EDS", sign="≥",
+            meaning="of totals: energy-delay sum of a sample, k = 2, 1 at the first of the same model"),
+    _Column("operations_per_sample", "number", "1",
+            meaning="attribute of the phases: operations of one forward pass, one sample"),
+    _Column("operations_executed_per_sample", "number", "1",
+            meaning="attribute of the phases: operations that forward and backward run for one sample"),
+    _Column("gflops_per_w", "number", "1e9/J", repeats="again", parts="again", heading="GFLOPS/W (paper)", sign="≤",
+            meaning="operations per joule / 1e9; where GPUs share a batch, of one GPU's share of them"),
+    _Column("u_statistical_gflops_per_w", "number", "1e9/J", repeats="again", parts="again",
+            meaning="standard uncertainty of that, what averages out"),
+    _Column("u_systematic_gflops_per_w", "number", "1e9/J", repeats="again", parts="again",
+            meaning="standard uncertainty of that, what repeats share"),
+    _Column("gflops_per_w_executed", "number", "1e9/J", repeats="again", parts="again",
+            heading="GFLOPS/W (executed)", sign="≤",
+            meaning="gflops_per_w by the operations that are executed"),
+    _Column("gflops_convention", repeats="again", meaning="paper: forward and backward count the operations once each"),
+    _Column("gflops_basis", repeats="again", heading="over the joules of", is_setting=True,
+            meaning="whose joules it divides by"),
+    _Column("phases_j", "number", "J", repeats="mean", parts="none", heading="phases J", sign="≥",
+            meaning="of runs: joules in the outermost phases"),
+    _Column("rest_j", "number", "J", repeats="mean", parts="sum", heading="rest J", sign="≥",
+            meaning="joules in no phase inside"),
+    _Column("rest_u95_j", "number", "J", repeats="none", parts="none", heading="± U95 rest", is_uncertainty=True,
+            meaning="95 % interval of rest_j in one run"),
+    _Column("missing_s", "number", "s", repeats="mean", parts="sum", heading="missing s",
+            meaning="seconds without readings"),
+    _Column("off_by_j", "number", "J", repeats="mean", parts="sum",
+            meaning="the most that missing readings can have done; the 95 % interval holds what they are likely to "
+            "have done"),
+    _Column("is_lower_bound", "flag", repeats="any", parts="any", is_hidden=True,
+            meaning="a line stood at full scale: joules are the least they can be"),
+    _Column("note", repeats="all", parts="all", meaning="why a number is missing or weaker"),
+    _Column("runs", "integer", "1", repeats="sum", heading="runs", is_setting=True,
+            meaning="how many recordings the row is the mean of"),
 )  # fmt: skip
-for _name in _SETTINGS:
-    COLUMNS[_name] = replace(COLUMNS[_name], is_setting=True)
-RULES: dict[str, Rules] = {c[0]: Rules(c[3], c[4]) for c in _COLUMNS}
+COLUMNS: dict[str, _Column] = {c.name: c for c in _COLUMNS}
 
 ATTRIBUTE = "attribute_"
 """What the columns of the phases' other attributes begin with."""
@@ -244,8 +262,6 @@ RESULT = "result_"
 """What the columns of results begin with: ``result_top1`` is the last value, ``result_top1_best`` the best one."""
 COST = "cost_"
 """What a column of money begins with; its currency follows."""
-_RULES_OF = {ATTRIBUTE: Rules("first", "first"), RESULT: Rules("mean", "first")}
-_OF_OTHERS = Rules("mean", "sum")
 _DERIVED = {
     column.name: column
     for column in (
@@ -567,8 +583,7 @@ def aggregated(frame: Frame, group: Sequence[int] | NDArray[np.int64], how: Lite
     is_alone = np.asarray(grouped.size() == 1)
     columns = {}
     for name in frame.columns:
-        rules = RULES.get(name) or next((r for prefix, r in _RULES_OF.items() if name.startswith(prefix)), _OF_OTHERS)
-        rule = rules.repeats if how == "repeats" else rules.parts
+        rule = _rule_of(name, how)
         if rule in ("first", "again"):
             columns[name] = first[name]
             continue
@@ -579,6 +594,16 @@ def aggregated(frame: Frame, group: Sequence[int] | NDArray[np.int64], how: Lite
     return pd.DataFrame(columns)
 
 
+def _rule_of(name: str, how: Literal["repeats", "parts"]) -> Rule:
+    if (of_frame := COLUMNS.get(name)) is not None:
+        return of_frame.repeats if how == "repeats" else of_frame.parts
+    if name.startswith(ATTRIBUTE):
+        return "first"
+    if how == "repeats":
+        return "mean"
+    return "first" if name.startswith(RESULT) else "sum"
+
+
 def _by_rule(values: pd.Series, grouped: Any, rule: Rule) -> pd.Series:
     if rule == "none":
         return pd.Series([None] * grouped.ngroups, dtype=object).astype(values.dtype)
@@ -586,8 +611,9 @@ def _by_rule(values: pd.Series, grouped: Any, rule: Rule) -> pd.Series:
         return grouped.agg(lambda texts: joined(*texts.dropna()) or None)
     if rule == "any":
         return grouped.any()
-    if rule == "sum":  # of what is not all known, no sum: it would pass for the whole
-        return grouped.sum(min_count=1).where(grouped.count() == grouped.size())
+    if rule in ("sum", "mean of all"):  # of what is not all known, neither: it would pass for the whole
+        whole = grouped.sum(min_count=1) if rule == "sum" else grouped.mean()
+        return whole.where(grouped.count() == grouped.size())
     return {"mean": grouped.mean, "least": grouped.min, "greatest": grouped.max}[rule]()
 
 

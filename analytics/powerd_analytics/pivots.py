@@ -80,35 +80,13 @@ def make_pivot(frame: Frame, request: PivotRequest, ignore: Sequence[str] = ()) 
     Columns in which the rows of one cell still differ are added to the rows, with a note: a mean over batch sizes or
     devices would be a figure of nothing. Raises `AnalysisError` for unknown columns, or when nothing has the figure.
     """
-    value = dimension(request.value, frame)
-    if value not in VALUES:
-        raise AnalysisError(f"{value!r} is no figure for the cells of a pivot: choose one of {', '.join(VALUES)}")
-    rows, columns = ([dimension(n, frame) for n in names] for names in (request.rows, request.columns))
-    for name in [*rows, *columns]:
-        if name in _NO_AXES or (rows + columns).count(name) > 1:
-            raise AnalysisError(f"{name!r} is a figure or named twice: it cannot lie along the side of a pivot")
-    rows = [n for n in rows if n != "provenance"]
+    value, rows, columns = _axes(frame, request)
     axes = [*rows, *columns]
-    chosen = _chosen_kind(frame, value, {*axes})
-    if value in _OF_A_BATCH and "iterations" not in axes:
-        chosen = of_a_batch(chosen)
+    with_value = _with_figure(frame, value, axes)
     # A phase's own figure is over its own joules: the basis of totals is what may differ.
-    basis = BASIS if value == "gflops_per_w" and (chosen["kind"] == "total").all() else ()
-    # A run without the figure is none of those that a cell is the mean of.
-    with_value = chosen[chosen[value].notna()].reset_index(drop=True)
-    if with_value.empty:
-        reasons = chosen["note"].dropna()
-        reasons = reasons[reasons != ""]
-        why = reasons.iloc[0] if len(reasons) else "its rows have no such figure"
-        raise AnalysisError(f"no run has {value}: {why}")
+    basis = BASIS if value == "gflops_per_w" and (with_value["kind"] == "total").all() else ()
     means = averaged(with_value, (*axes, *basis), ignore)
-    added = [n for n in basis if n not in axes and means[n].nunique(dropna=False) > 1]
-    for name in dict.fromkeys([*_APART, *factors_in(means)]):
-        if name in axes or name in ignore:
-            continue
-        cells = means.groupby([*axes, *added, "provenance"], dropna=False, sort=False)
-        if (cells[name].nunique(dropna=False) > 1).any():
-            added.append(name)
+    added = _added(means, axes, basis, ignore)
     notes = []
     if added:
         names = ", ".join(n.removeprefix(ATTRIBUTE) for n in added)
@@ -122,6 +100,46 @@ def make_pivot(frame: Frame, request: PivotRequest, ignore: Sequence[str] = ()) 
     cells_of = {(_key(r, row_names), _key(r, columns)): f for r in records if (f := figure_of(r, value)) is not None}
     along_rows, along_columns = _sorted([k for k, _ in cells_of]), _sorted([k for _, k in cells_of])
     return Pivot(row_names, tuple(columns), value, along_rows, along_columns, cells_of, tuple(notes))
+
+
+def _axes(frame: Frame, request: PivotRequest) -> tuple[str, list[str], list[str]]:
+    """The columns that are asked for: the figure, those along the rows but for the provenance, which is always there,
+    and those along the columns. Raises `AnalysisError`."""
+    value = dimension(request.value, frame)
+    if value not in VALUES:
+        raise AnalysisError(f"{value!r} is no figure for the cells of a pivot: choose one of {', '.join(VALUES)}")
+    rows, columns = ([dimension(n, frame) for n in names] for names in (request.rows, request.columns))
+    for name in [*rows, *columns]:
+        if name in _NO_AXES or (rows + columns).count(name) > 1:
+            raise AnalysisError(f"{name!r} is a figure or named twice: it cannot lie along the side of a pivot")
+    return value, [n for n in rows if n != "provenance"], columns
+
+
+def _with_figure(frame: Frame, value: str, axes: Sequence[str]) -> Frame:
+    """The rows that a pivot is of: a run without the figure is none of those that a cell is the mean of. Raises
+    `AnalysisError` where there is none."""
+    chosen = _chosen_kind(frame, value, {*axes})
+    if value in _OF_A_BATCH and "iterations" not in axes:
+        chosen = of_a_batch(chosen)
+    with_value = chosen[chosen[value].notna()].reset_index(drop=True)
+    if with_value.empty:
+        reasons = chosen["note"].dropna()
+        reasons = reasons[reasons != ""]
+        why = reasons.iloc[0] if len(reasons) else "its rows have no such figure"
+        raise AnalysisError(f"no run has {value}: {why}")
+    return with_value
+
+
+def _added(means: Frame, axes: Sequence[str], basis: Sequence[str], ignore: Sequence[str]) -> list[str]:
+    """The columns in which rows of one cell still differ."""
+    added = [n for n in basis if n not in axes and means[n].nunique(dropna=False) > 1]
+    for name in dict.fromkeys([*_APART, *factors_in(means)]):
+        if name in axes or name in ignore:
+            continue
+        cells = means.groupby([*axes, *added, "provenance"], dropna=False, sort=False)
+        if (cells[name].nunique(dropna=False) > 1).any():
+            added.append(name)
+    return added
 
 
 def _chosen_kind(frame: Frame, value: str, named: set[str]) -> Frame:
@@ -150,36 +168,58 @@ def pivot_table(
     pivot: Pivot, *, name: str = "pivot", title: str = "", averages: bool = False, value: Column | None = None
 ) -> Table:
     """The pivot as a table: a column with its uncertainty for each column key, averages at the sides if asked for."""
-    value, phases = value or column(pivot.value), {*_OF_PHASES}
+    value = value or column(pivot.value)
     columns = [column(n) for n in pivot.row_names]
-    # What lies in each column of figures: the keys that it is over, all of them for the average.
-    over = [(_label(pivot.column_names, key) or value.heading, [key]) for key in pivot.columns]
-    if averages and len(over) > 1 and not {*_KINDS, *phases} & {*pivot.column_names}:
-        over.append(("average", list(pivot.columns)))
+    over = _over(pivot, value.heading, averages=averages)
     for label, _ in over:
-        of_key = value.name if label == value.heading else f"{value.name}[{label}]"
-        columns.append(replace(value, name=of_key, heading=label))
-        columns.append(Column(f"u95_{of_key}", "number", value.units, heading="± U95", is_uncertainty=True))
-    lines: list[tuple[Key, list[Key]]] = [(row, [row]) for row in pivot.rows]
-    if averages and "provenance" in pivot.row_names and not phases & {*pivot.row_names}:
-        averages_below = _averages_below(pivot)
-        lines += averages_below
-        if averages_below and pivot.row_names[0] not in _KINDS:
-            columns[0] = replace(columns[0], kind="text")
-    rows, bounds = [], []
-    for r, (side, keys_of_row) in enumerate(lines):
-        figures = [pivot.mean(keys_of_row, keys) for _, keys in over]
-        rows.append((*side, *(cell for f in figures for cell in ((f.value, f.u95) if f else (None, None)))))
-        bounds += [(r, len(side) + 2 * k) for k, f in enumerate(figures) if f is not None and f.is_lower_bound]
+        columns += _figure_columns(value, label)
+    averages_below = _averages_below(pivot) if averages else []
+    if averages_below and pivot.row_names[0] not in _KINDS:
+        columns[0] = replace(columns[0], kind="text")
+    lines = [*((row, [row]) for row in pivot.rows), *averages_below]
     notes = [U95, *([CONVENTION] if pivot.value == "gflops_per_w" else []), *pivot.notes]
-    if averages and phases & {*pivot.row_names, *pivot.column_names}:
+    if averages and {*pivot.row_names, *pivot.column_names} & {*_OF_PHASES}:
         notes.append("no averages over phases: some are inside others")
     units = f", {value.units}" if value.units else ""
+    rows, bounds = _cells_of(pivot, lines, [keys for _, keys in over])
     return make_table(name, title or f"{value.heading} ({pivot.value}{units})", columns, rows, notes, bounds)
 
 
+def _figure_columns(value: Column, label: str) -> tuple[Column, Column]:
+    name = value.name if label == value.heading else f"{value.name}[{label}]"
+    u95 = Column(f"u95_{name}", "number", value.units, heading="± U95", is_uncertainty=True)
+    return replace(value, name=name, heading=label), u95
+
+
+def _over(pivot: Pivot, heading: str, *, averages: bool) -> list[tuple[str, list[Key]]]:
+    """The label of each column of figures and the keys that it is over, all of them for the average."""
+    over = [(_label(pivot.column_names, key) or heading, [key]) for key in pivot.columns]
+    if averages and len(over) > 1 and not {*pivot.column_names} & {*_KINDS, *_OF_PHASES}:
+        over.append(("average", list(pivot.columns)))
+    return over
+
+
+def _cells_of(
+    pivot: Pivot, lines: Sequence[tuple[Key, list[Key]]], over: Sequence[list[Key]]
+) -> tuple[list[tuple[Cell, ...]], list[tuple[int, int]]]:
+    """A row of cells for each of the ``lines``: a figure and its U95 for each of ``over``; and which are bounds."""
+    rows: list[tuple[Cell, ...]] = []
+    bounds = []
+    for r, (side, keys_of_row) in enumerate(lines):
+        cells: list[Cell] = [*side]
+        for keys in over:
+            figure = pivot.mean(keys_of_row, keys)
+            bounds += [(r, len(cells))] if figure and figure.is_lower_bound else []
+            cells += (figure.value, figure.u95) if figure else (None, None)
+        rows.append(tuple(cells))
+    return rows, bounds
+
+
 def _averages_below(pivot: Pivot) -> list[tuple[Key, list[Key]]]:
-    """A line for each kind of rows that there are several of: what an average over rows must have in common."""
+    """A line for each kind of rows that there are several of: what an average over rows must have in common. None over
+    phases, nor where the provenance lies along the columns."""
+    if "provenance" not in pivot.row_names or {*pivot.row_names} & {*_OF_PHASES}:
+        return []
     by_kind: dict[Key, list[Key]] = {}
     for row in pivot.rows:
         kind = tuple(v if n in _KINDS else None for n, v in zip(pivot.row_names, row, strict=True))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -446,20 +446,12 @@ def training_totals(
     """
     import pandas as pd
 
-    notes: list[str] = []
+    mixes = mixes or {}
     configurations = [Configuration(*key) for key in table.index.droplevel("phase").drop_duplicates()]
     # A row that was left out is as empty as one with empty cells: a model's phases are those of all its rows.
     phases = {m: list(of.index.unique("phase")) for m, of in table.groupby(level="model", sort=False)}
-    for model, names in phases.items():
-        if 0 < sum(phase in AROUND for phase in names) < len(names):
-            text = printable(f"{model}: {', '.join(names)} are all summed", limit=200)
-            notes.append(f"{text}: leave out the rows of phases that hold others, or these count twice")
-    devices = list(dict.fromkeys(c.device for c in configurations))
-    for gpus, mix in (mixes or {}).items():
-        if unknown := [kind for kind in mix if kind not in devices]:
-            raise ConfigError(f"--mix: no device {printable(unknown[0])!r} in the tables")
-        if not any(c.gpus == gpus and c.device in mix for c in configurations):
-            notes.append(f"--mix: no configuration of {gpus} GPUs of {printable(', '.join(mix))} in the tables")
+    devices, models = list(dict.fromkeys(c.device for c in configurations)), [*phases]
+    notes = [*_summed_twice(phases), *_without_configuration(mixes, configurations)]
     seconds, joules = (
         table[f"{unit}_per_training"].fillna(table[f"{unit}_per_batch"] * table["iterations"]).dropna().to_dict()
         for unit in ("s", "j")
@@ -467,9 +459,8 @@ def training_totals(
     joules_of_batch = table["j_per_batch"].fillna(table["j_per_training"] / table["iterations"]).dropna().to_dict()
     iterations = table["iterations"].groupby(level=KEYS[:-1]).agg(_common).dropna().astype(int).to_dict()
     totals: list[list[Any]] = []
-    order = [*phases]
-    for c in sorted(configurations, key=lambda c: (devices.index(c.device), order.index(c.model), c.gpus, c.batch)):
-        mix = (mixes or {}).get(c.gpus, {})
+    for c in sorted(configurations, key=lambda c: (devices.index(c.device), models.index(c.model), c.gpus, c.batch)):
+        mix = mixes.get(c.gpus, {})
         counts = mix if c.device in mix else {c.device: c.gpus}
         time_s = _time_s(c, phases[c.model], counts, seconds, notes)
         energy_j = _energy_j(c, phases[c.model], counts, joules, notes)
@@ -478,14 +469,35 @@ def training_totals(
         if operations is not None:
             passes = [phase for phase in PASSES if phase in phases[c.model]]
             gflops_per_w = _gflops_per_w(c, passes, counts, joules_of_batch, operations.get(c.model), notes)
-        figures = [time_s, energy_j, edp_js, gflops_per_w]
-        totals.append([*c, iterations.get(c), *figures])
-        if not all(math.isfinite(v) for v in figures if v is not None):
-            raise AnalysisError(f"{c}: its figures are too large: a sum or a product is not finite")
+        totals.append([*c, iterations.get(c), *_finite(c, time_s, energy_j, edp_js, gflops_per_w)])
     trainings = pd.DataFrame(totals, columns=list(TOTALS)).astype({"iterations": "Int64"})
     if trainings[["time_s", "energy_j"]].isna().all(axis=None):
         raise AnalysisError(f"no configuration has a total: {notes[-1]}")
     return trainings, list(dict.fromkeys(notes))
+
+
+def _finite(c: Configuration, *figures: float | None) -> tuple[float | None, ...]:
+    if not all(math.isfinite(v) for v in figures if v is not None):
+        raise AnalysisError(f"{c}: its figures are too large: a sum or a product is not finite")
+    return figures
+
+
+def _summed_twice(phases: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    """A note on each model of which some phases may hold others."""
+    for model, names in phases.items():
+        if 0 < sum(phase in AROUND for phase in names) < len(names):
+            text = printable(f"{model}: {', '.join(names)} are all summed", limit=200)
+            yield f"{text}: leave out the rows of phases that hold others, or these count twice"
+
+
+def _without_configuration(mixes: Mapping[int, Mix], configurations: Sequence[Configuration]) -> Iterator[str]:
+    """A note on each mix of which there is no configuration. Raises `ConfigError` for a kind that is not there."""
+    devices = {c.device for c in configurations}
+    for gpus, mix in mixes.items():
+        if unknown := [kind for kind in mix if kind not in devices]:
+            raise ConfigError(f"--mix: no device {printable(unknown[0])!r} in the tables")
+        if not any(c.gpus == gpus and c.device in mix for c in configurations):
+            yield f"--mix: no configuration of {gpus} GPUs of {printable(', '.join(mix))} in the tables"
 
 
 def _common(values: pd.Series) -> float:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from math import hypot
 from typing import Any
 
@@ -57,42 +58,49 @@ def print_tree(
 ) -> None:
     """Print the table of the run file ``name``. Unless one device ``is_chosen``, modelled ones have a line each where
     others are measured or simulated."""
-    primary = [r for r in table.runs if r.provenance != MODELLED or is_chosen] or list(table.runs)
-    primary = primary if is_chosen else primary[:MOST_DEVICES]
-    # A device without energy has its reason in the heading.
-    blocks = [_Block(table, row) for row in sorted(primary, key=lambda row: row.energy_j is None)]
+    blocks = _blocks(table, is_chosen=is_chosen)
     settings = common_settings([total.group for total in table.totals])
-    each = [block.lines(settings) if block.run.energy_j is not None else [] for block in blocks]
-    columns = _COLUMNS if _has_batches(table) else _COLUMNS_OF_ANY
-    widths = _widths(columns, [line for lines in each for line in lines], console.width)
-    name = f"{printable(name)} · {seconds(table.runs[0].time_s)}" if table.runs else printable(name)
-    for i, block in enumerate(blocks):
-        lead = f"{name} · " if i == 0 else "\n"
+    each = [block.lines(settings) for block in blocks]
+    columns = _columns_of(table)
+    widths = _widths(columns, [*chain(*each)], console.width)
+    title = f"{printable(name)} · {seconds(table.runs[0].time_s)}" if table.runs else printable(name)
+    for i, (block, lines) in enumerate(zip(blocks, each, strict=True)):
+        lead = f"{title} · " if i == 0 else "\n"
         _print(console, f"{lead}{_heading(block.run)}", "bold")
-        if block.run.energy_j is None:
-            continue
-        if i == 0 and settings:
+        if i == 0 and settings and block.run.energy_j is not None:
             _print(console, group_line(settings), "dim")
-        for line in ([*columns], *each[i]) if block.phases else ():
+        for line in ([*columns], *lines) if lines else ():
             _print(console, _joined(line, widths))
-        for what, part_j in (("repeated alone", block.run.magnified_j), ("outside phases", block.run.rest_j)):
-            if part_j and abs(part_j) > LEAST_REST * abs(block.run.energy_j or 0.0):
-                share = f" ({part_j / (block.run.energy_j or 1.0):.0%})".replace("%", " %")
-                _print(console, _joined(f"{what} {digits(part_j, 3)} J{share}", widths))
-    for row in table.runs:
-        if row not in primary:
-            _print(console, f"{_heading(row)} (--device {printable(row.device)})", "bold")
-    for line in _gpus_together(table.runs):
+        for text in block.outside():
+            _print(console, _joined(text, widths))
+    for line in _other_devices(table, [block.run for block in blocks]):
+        _print(console, line, "bold")
+    for line in (*_gpus_together(table.runs), *_layers(table, name)):
         _print(console, line)
-    layers = len({str(row.group[LAYER]) for row in table.totals if LAYER in row.group})
-    if layers:
-        _print(console, f"{layers} layers: joules layers {name.partition(' · ')[0]}")
     _print_notes(table, blocks, console, all_notes=all_notes)
 
 
-def _has_batches(table: PhaseTable) -> bool:
+def _blocks(table: PhaseTable, *, is_chosen: bool) -> list[_Block]:
+    """The devices that are printed in full. One without energy has its reason in the heading, and comes last."""
+    primary = [r for r in table.runs if r.provenance != MODELLED or is_chosen] or list(table.runs)
+    primary = primary if is_chosen else primary[:MOST_DEVICES]
+    return [_Block(table, row) for row in sorted(primary, key=lambda row: row.energy_j is None)]
+
+
+def _other_devices(table: PhaseTable, shown: Sequence[RunRow]) -> list[str]:
+    return [f"{_heading(row)} (--device {printable(row.device)})" for row in table.runs if row not in shown]
+
+
+def _layers(table: PhaseTable, name: str) -> list[str]:
+    """A line where there are layers, which have a command of their own."""
+    layers = {str(row.group[LAYER]) for row in table.totals if LAYER in row.group}
+    return [f"{len(layers)} layers: joules layers {printable(name)}"] if layers else []
+
+
+def _columns_of(table: PhaseTable) -> Sequence[str]:
     is_stated = any(_BATCH in row.group for row in table.totals)
-    return is_stated or any(row.is_iteration or row.phase in (ITERATION, FORWARD) for row in table.phases)
+    has_batches = is_stated or any(row.is_iteration or row.phase in (ITERATION, FORWARD) for row in table.phases)
+    return _COLUMNS if has_batches else _COLUMNS_OF_ANY
 
 
 def _print(console: Console, line: str, style: str = "") -> None:
@@ -143,6 +151,8 @@ class _Block:
 
     def lines(self, settings: Mapping[str, Any]) -> list[Line]:
         """The groups one after the other, with what is not among the ``settings`` of all."""
+        if self.run.energy_j is None or not self.phases:
+            return []
         lines: list[Line] = []
         above = ""
         for total in self.totals[:MOST_GROUPS]:
@@ -154,6 +164,16 @@ class _Block:
             lines += self._group(rows, total)
         more = len(self.totals) - MOST_GROUPS
         return [*lines, f"{more} more groups of phases (--wide)"] if more > 0 else lines
+
+    def outside(self) -> Iterator[str]:
+        """The joules of the whole that are in none of the groups, unless they are next to none of it."""
+        if self.run.energy_j is None:
+            return
+        whole_j = self.run.energy_j
+        for what, part_j in (("repeated alone", self.run.magnified_j), ("outside phases", self.run.rest_j)):
+            if part_j and abs(part_j) > LEAST_REST * abs(whole_j):
+                share = f" ({part_j / (whole_j or 1.0):.0%})".replace("%", " %")
+                yield f"{what} {digits(part_j, 3)} J{share}"
 
     def _group(self, rows: list[PhaseRow], total: TotalRow) -> Iterator[Line]:
         batch = quoted(total.group[_BATCH]) if _BATCH in total.group else ""

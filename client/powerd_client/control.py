@@ -267,7 +267,7 @@ class Hold:
         ``name``      how the holder is called where others are refused
         ``ttl_s``     how long it may be silent before the knobs go back
         ``settle_s``  how long to wait behind each change before its readings count
-        ``wait_s``    how long to queue for a knob that somebody else holds
+        ``wait_s``    how long to ask again for a knob that somebody else holds
         """
         self._levels, self._devices, self._emit = dict(levels), devices, emit
         self._name = name or Path(os.path.realpath("/proc/self/exe")).name

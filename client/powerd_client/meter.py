@@ -304,7 +304,7 @@ class Meter:
         ``devices``   such as ``["gpu0"]``; by default the GPUs that this process may use (or the processors)
         ``settle_s``  how long to wait behind a change (1 s)
         ``ttl_s``     how long this process may be silent before what was found stands again (30 s)
-        ``wait_s``    how long to queue for what somebody else holds
+        ``wait_s``    how long to ask again for what somebody else holds
 
         The helper `powerd-control` sets them and puts them back, whatever becomes of this process; what was asked and
         what was enforced stand in the run. Of several local ranks the first holds for all, unless each names its own

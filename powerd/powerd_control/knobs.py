@@ -251,8 +251,9 @@ class PowerCap(GpuKnob):
         self.call("nvmlDeviceSetPowerManagementLimit", round(float(value) * 1e3))
 
     def read(self) -> Setting:
-        requested = self.call("nvmlDeviceGetPowerManagementLimit") / 1e3
-        return Setting(None, requested, self.call("nvmlDeviceGetEnforcedPowerLimit") / 1e3)
+        enforced = self.call("nvmlDeviceGetEnforcedPowerLimit") / 1e3
+        # The request is read last: somebody else's, a moment before it is set, is seen.
+        return Setting(None, self.call("nvmlDeviceGetPowerManagementLimit") / 1e3, enforced)
 
 
 class ClockKnob(GpuKnob):

@@ -99,7 +99,7 @@ def simulated(tmp_path_factory):
 def test_the_names_that_the_command_takes_are_those_that_there_are():
     assert choices(annotations(campaign_command.table)["which"]) == set(campaign._MAKERS)
     formats = choices(annotations(campaign_command.table)["format"]) | choices(
-        annotations(tables_command.tables)["format"]
+        annotations(tables_command.Printing)["format"]
     )
     assert formats - {"hdf5", "parquet"} == set(TEXTS) - {"paper"}  # which write what HDF5 has
 

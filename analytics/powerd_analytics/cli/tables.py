@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -29,63 +29,106 @@ TableFormat = Literal["text", "csv", "json", "markdown", "latex", "parquet"]
 Form = TableFormat | Literal["paper"]
 Which = Literal["time", "energy", "totals", "accuracy", "efficiency", "gain", "ranks", "cards", "records", "iterations"]
 _FOR_PROGRAMS = ("csv", "json", "parquet")
+_NO_PARQUET = "Parquet is no text: say where to write it with -o FILE.parquet"
 
 
-def tables(
-    *runs: Annotated[Path, Parameter(help="Run files, and directories and indexes of them.")],
-    format: Annotated[TableFormat, Parameter(help="How to print it.")] = "text",
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Printing:
+    """How to print the tables of runs, and of what of them."""
+
+    format: Annotated[TableFormat, Parameter(help="How to print it.")] = "text"
     paper: Annotated[
         bool,
         Parameter(
             negative="", help="LaTeX for a paper: common settings in the caption, figures with their U95, notes once."
         ),
-    ] = False,
-    output: shared.Output = None,
-    device: shared.Device = None,
-    wide: Annotated[bool, Parameter(negative="", help="All columns, wider than most terminals; one run.")] = False,
-    notes: Annotated[bool, Parameter(negative="", help="All notes, not the first few; one run.")] = False,
-    calibration: shared.Calibration = None,
+    ] = False
+    output: shared.Output = None
+    device: shared.Device = None
+    wide: Annotated[bool, Parameter(negative="", help="All columns, wider than most terminals; one run.")] = False
+    notes: Annotated[bool, Parameter(negative="", help="All notes, not the first few; one run.")] = False
+    calibration: shared.Calibration = None
     above_idle: Annotated[
         bool, Parameter(negative="", help="Show the energy above idle beside the whole; one run, with a baseline.")
-    ] = False,
+    ] = False
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """Which tables to make of several runs, of which of their rows."""
+
     table: Annotated[
         list[Which] | None,
         Parameter(negative="", help="Only these. For programs: `records`, a row a figure; `iterations`, a row each."),
-    ] = None,
+    ] = None
     where: Annotated[
         list[str] | None, Parameter(negative="", help="COLUMN=VALUE: only rows that have it. May be repeated.")
-    ] = None,
+    ] = None
     pivot: Annotated[
         str | None, Parameter(help="ROWS:COLUMNS:VALUE, each one or more columns; COLUMNS may be empty.")
-    ] = None,
-    averages: Annotated[bool, Parameter(negative="", help="Averages at the sides of a pivot.")] = False,
+    ] = None
+    averages: Annotated[bool, Parameter(negative="", help="Averages at the sides of a pivot.")] = False
     ignore: Annotated[
         list[str] | None,
         Parameter(negative="", help="A setting or attribute that does not part repeats. May be repeated."),
-    ] = None,
-    gain: Annotated[str | None, Parameter(help="A,B: figures of product B over those of A; of two by itself.")] = None,
+    ] = None
+    gain: Annotated[str | None, Parameter(help="A,B: figures of product B over those of A; of two by itself.")] = None
     to: Annotated[
         str | None, Parameter(help="NAME=VALUE, as in top1=0.98: seconds and joules up to the first result as good.")
-    ] = None,
+    ] = None
     weights: Annotated[
         str | None, Parameter(help="NAME=WEIGHT,...: adds a weighted average of results to the table `accuracy`.")
-    ] = None,
+    ] = None
     card_spread: Annotated[
         float | None,
         Parameter(help="Relative standard deviation between equal cards, as in 0.03, for the table `cards`."),
-    ] = None,
+    ] = None
     mix: Annotated[
         list[str] | None,
         Parameter(negative="", help="For `cards`: what that many GPUs in all are, as in pascal=2,maxwell=2."),
-    ] = None,
+    ] = None
     job: Annotated[
         bool, Parameter(negative="", help="The runs are one training over several machines, though they do not say so.")
-    ] = False,
-    training: shared.Training = shared.UNSTATED,
-    costs: shared.Costs = shared.FREE,
+    ] = False
+    training: shared.Training = shared.UNSTATED
+    costs: shared.Costs = shared.FREE
     into: Annotated[
         Path | None, Parameter(help="Also put the tables into /tables of this run file or file of tables (.h5).")
-    ] = None,
+    ] = None
+
+    def choice(self) -> Choice:
+        """What to make of the frame of the runs. Raises `ConfigError`."""
+        from powerd_analytics.accuracy import parse_weights
+        from powerd_analytics.cards import Cards
+        from powerd_analytics.layouts import Choice, pair_of
+        from powerd_analytics.pivots import PivotRequest
+        from powerd_analytics.published import parse_mixes
+        from powerd_analytics.runs.accuracy import Target
+
+        return Choice(
+            names=tuple(self.table or ()),
+            conditions=tuple(self.where or ()),
+            pivot=None if self.pivot is None else PivotRequest.parse(self.pivot),
+            averages=self.averages,
+            length=self.training.length(),
+            gain=pair_of(self.gain),
+            factors=self.costs.factors(),
+            ignore=tuple(self.ignore or ()),
+            target=None if self.to is None else Target.parse(self.to),
+            weights=None if self.weights is None else parse_weights(self.weights),
+            cards=Cards(self.card_spread, parse_mixes(self.mix or [])),
+        )
+
+
+AS_IT_IS, ALL = Printing(), Asked()
+
+
+def tables(
+    *runs: Annotated[Path, Parameter(help="Run files, and directories and indexes of them.")],
+    printing: Printing = AS_IT_IS,
+    asked: Asked = ALL,
     overwrite: Annotated[bool, Parameter(negative="", help="Replace a file, or tables in it, that exist.")] = False,
 ) -> None:
     """Print joules, seconds and watts by phase.
@@ -116,48 +159,34 @@ def tables(
     """
     if not runs:
         raise ConfigError("no run to make tables of: give run files, or directories of them")
-    if table and "iterations" in table:
-        others = (where, pivot, averages, ignore, gain, to, weights, job, into, wide, notes, above_idle)
-        _refuse(
-            "--table iterations takes one run file, and of the options --device, --calibration, --format and --output",
-            len(runs) > 1 or len(table) > 1 or any(others) or training != shared.UNSTATED or costs != shared.FREE,
-        )
-        _print_iterations(runs[0], format, output, device, calibration, overwrite=overwrite)
+    form, is_paper = printing.format, printing.paper
+    if asked.table and "iterations" in asked.table:
+        _print_iterations(runs, printing, asked, overwrite=overwrite)
         return
-    _refuse(f"--paper is a form of LaTeX: leave --format {format} out", paper and format not in ("text", "latex"))
-    form: Form = "paper" if paper else format
-    asked = any((table, where, pivot, averages, ignore, gain, to, weights, job, into, paper))
+    _refuse(f"--paper is a form of LaTeX: leave --format {form} out", is_paper and form not in ("text", "latex"))
     _refuse(
         "--card-spread and --mix are for --table cards: choose that",
-        bool((card_spread is not None or mix) and "cards" not in (table or ())),
+        bool((asked.card_spread is not None or asked.mix) and "cards" not in (asked.table or ())),
     )
-    asked = asked or training != shared.UNSTATED or costs != shared.FREE or format in ("latex", "parquet")
-    if asked or len(runs) > 1 or runs[0].is_dir() or runs[0].suffix == ".parquet":
-        from powerd_analytics.accuracy import parse_weights
-        from powerd_analytics.cards import Cards
-        from powerd_analytics.layouts import Choice, pair_of
-        from powerd_analytics.pivots import PivotRequest
-        from powerd_analytics.published import parse_mixes
-        from powerd_analytics.runs.accuracy import Target
+    is_of_several = asked != ALL or is_paper or form in ("latex", "parquet")
+    if is_of_several or len(runs) > 1 or runs[0].is_dir() or runs[0].suffix == ".parquet":
+        _print_runs(runs, printing, asked, overwrite=overwrite)
+    else:
+        _print_run(runs[0], printing, overwrite=overwrite)
 
-        alone = {"--above-idle": above_idle, "--wide": wide, "--notes": notes}
-        for name, is_given in alone.items():
-            _refuse(f"{name} is for the table of one run: leave the other options out", is_given)
-        request = None if pivot is None else PivotRequest.parse(pivot)
-        choice = Choice(
-            tuple(table or ()), tuple(where or ()), request, averages, training.length(), pair_of(gain),
-            costs.factors(), tuple(ignore or ()), None if to is None else Target.parse(to),
-            None if weights is None else parse_weights(weights), Cards(card_spread, parse_mixes(mix or [])),
-        )  # fmt: skip
-        _print_runs(runs, choice, form, output, device, calibration, into, is_one_job=job, overwrite=overwrite)
-        return
-    shared.refuse_existing(output, overwrite, runs)
+
+def _print_run(path: Path, printing: Printing, *, overwrite: bool) -> None:
+    """The tables of one run as it was."""
+    format, output = printing.format, printing.output
+    shared.refuse_existing(output, overwrite, (path,))
     with LateProgress() as progress:
-        run, of_run = shared.table_of(runs[0], device, calibration, progress, above_idle=above_idle)
-    if format == "text" and not wide:
+        run, of_run = shared.table_of(
+            path, printing.device, printing.calibration, progress, above_idle=printing.above_idle
+        )
+    if format == "text" and not printing.wide:
         from powerd_analytics.terminal_table import print_tree
 
-        name, is_chosen = runs[0].name, device is not None
+        name, is_chosen, notes = path.name, printing.device is not None, printing.notes
         text = shared.printed(
             lambda console: print_tree(of_run, console, name, is_chosen=is_chosen, all_notes=notes), output, 80
         )
@@ -171,17 +200,42 @@ def tables(
     shared.put_out(text, output, overwrite)
 
 
-def _print_runs(
-    runs: Sequence[Path], choice: Choice, format: Form, output: Path | None, device: str | None,
-    calibration: Path | None, into: Path | None, *, is_one_job: bool, overwrite: bool,
-) -> None:  # fmt: skip
+def _print_runs(runs: Sequence[Path], printing: Printing, asked: Asked, *, overwrite: bool) -> None:
+    """The tables of several runs, as papers print them."""
     from powerd_analytics.export import write_parquet, write_tables
     from powerd_analytics.layouts import chosen_tables
     from powerd_analytics.trainings import read_runs
 
+    alone = {"--above-idle": printing.above_idle, "--wide": printing.wide, "--notes": printing.notes}
+    for name, is_given in alone.items():
+        _refuse(f"{name} is for the table of one run: leave the other options out", is_given)
+    choice, output, into = asked.choice(), printing.output, asked.into
+    form: Form = "paper" if printing.paper else printing.format
+    _refuse_combinations(choice, form, output, is_one_job=asked.job)
+    shared.refuse_existing(output, overwrite, runs)
+    shared.refuse_existing(into, True, is_hdf5=True)  # tables are added to a file that exists
+    with LateProgress() as progress:
+        frame = read_runs(
+            runs, printing.device, printing.calibration, is_one_job=asked.job, target=choice.target, progress=progress
+        )
+        tables = chosen_tables(frame, choice)
+    if into is not None:
+        write_tables(into, tables, overwrite=overwrite)
+        print(f"{into}: /tables/{{{','.join(table.name for table in tables)}}}")
+        if output is None and form == "text":
+            return
+    if not (choice.names or choice.pivot or choice.target):  # all for people, or every row for programs
+        tables = [t for t in tables if (t.name == "records") == (form in _FOR_PROGRAMS)]
+    if form == "parquet" and output is not None:
+        shared.write(output, lambda partial: write_parquet(tables[0], partial), overwrite)
+    else:
+        shared.put_out(shared.tables_text(tables, form, output), output, overwrite)
+
+
+def _refuse_combinations(choice: Choice, form: Form, output: Path | None, *, is_one_job: bool) -> None:
     pivot, several = choice.pivot is not None, len(choice.names) > 1 or (choice.pivot and choice.gain)
-    _refuse("Parquet is no text: say where to write it with -o FILE.parquet", format == "parquet" and output is None)
-    _refuse(f"--format {format} holds one table: choose one", format in _FOR_PROGRAMS and bool(several))
+    _refuse(_NO_PARQUET, form == "parquet" and output is None)
+    _refuse(f"--format {form} holds one table: choose one", form in _FOR_PROGRAMS and bool(several))
     _refuse(
         "a pivot has neither --table nor CO2 and money: leave these out", pivot and bool(choice.names or choice.factors)
     )
@@ -191,39 +245,27 @@ def _print_runs(
         "--to is for the table `accuracy` of what was recorded: leave the others out",
         choice.target is not None and is_one_stretch,
     )
-    shared.refuse_existing(output, overwrite, runs)
-    shared.refuse_existing(into, True, is_hdf5=True)  # tables are added to a file that exists
-    with LateProgress() as progress:
-        frame = read_runs(
-            runs, device, calibration, is_one_job=is_one_job, target=choice.target, progress=progress
-        )  # fmt: skip
-        tables = chosen_tables(frame, choice)
-    if into is not None:
-        write_tables(into, tables, overwrite=overwrite)
-        print(f"{into}: /tables/{{{','.join(table.name for table in tables)}}}")
-        if output is None and format == "text":
-            return
-    if not choice.names and not pivot and choice.target is None:  # all for people, or every row for programs
-        tables = [t for t in tables if (t.name == "records") == (format in _FOR_PROGRAMS)]
-    if format == "parquet" and output is not None:
-        shared.write(output, lambda partial: write_parquet(tables[0], partial), overwrite)
-    else:
-        shared.put_out(shared.tables_text(tables, format, output), output, overwrite)
 
 
-def _print_iterations(
-    path: Path, format: TableFormat, output: Path | None, device: str | None, calibration: Path | None, *,
-    overwrite: bool,
-) -> None:  # fmt: skip
+def _print_iterations(runs: Sequence[Path], printing: Printing, asked: Asked, *, overwrite: bool) -> None:
+    """Every iteration of one run, for programs."""
     from powerd_analytics.export import write_rows
     from powerd_analytics.iterations import COLUMNS, iteration_rows
 
+    _refuse(
+        "--table iterations takes one run file, and of the options --device, --calibration, --format and --output",
+        len(runs) > 1
+        or asked != Asked(table=["iterations"])
+        or any((printing.paper, printing.wide, printing.notes, printing.above_idle)),
+    )
+    format, output = printing.format, printing.output
     if format not in ("csv", "json", "parquet"):
         raise ConfigError("iterations are rows for programs: choose --format csv, json or parquet")
-    _refuse("Parquet is no text: say where to write it with -o FILE.parquet", format == "parquet" and output is None)
-    shared.refuse_existing(output, overwrite, (path,))
+    _refuse(_NO_PARQUET, format == "parquet" and output is None)
+    shared.refuse_existing(output, overwrite, runs)
     with LateProgress() as progress:
-        rows = iteration_rows(shared.open_run(path, calibration, progress, is_checked=True), device, progress=progress)
+        opened = shared.open_run(runs[0], printing.calibration, progress, is_checked=True)
+        rows = iteration_rows(opened, printing.device, progress=progress)
         if output is None:
             write_rows(COLUMNS, rows, format, shared.harmless_output())
         else:

@@ -2,6 +2,7 @@
 user's, a full disk, a kill. A command or an option with a path that is new fails here until it says how to be tried."""
 
 import argparse
+import dataclasses
 import os
 import resource
 import signal
@@ -47,8 +48,16 @@ def joules_paths(at=app, words=("joules",)):
             if command.default_command is None:
                 yield from joules_paths(command, own)
             else:
-                hints = typing.get_type_hints(command.default_command)
-                yield from (" ".join((*own, n)) for n, hint in hints.items() if "Path" in str(hint))
+                yield from (" ".join((*own, n)) for n in _path_options(command.default_command))
+
+
+def _path_options(of):
+    """The names of paths among a command's parameters, and in the dataclasses that are groups of them."""
+    for name, hint in typing.get_type_hints(of).items():
+        if dataclasses.is_dataclass(hint):
+            yield from _path_options(hint)
+        elif "Path" in str(hint):
+            yield name
 
 
 def powerd_paths(parser=None, words=("powerd",)):

@@ -105,9 +105,8 @@ def fill(names: dict[str, Any], call: Call, functions: Iterable[str] = ()) -> No
     own = {name: value for name, value in vars(real).items() if not name.startswith("__")}
 
     def answer(name: str) -> Callable[..., Any]:
-        order = _parameters(own.get(name))
-
         def function(*arguments: Any, **named: Any) -> Any:
+            order = _parameters(own.get(name)) if named else []
             if unknown := named.keys() - set(order):
                 raise TypeError(f"{name}() got an unexpected keyword argument {min(unknown)!r}")
             given = [*arguments, *(named[key] for key in order if key in named)]
