@@ -69,7 +69,9 @@ class Control:
         held.add_argument("device", help="gpu0, several as gpu0,gpu1, or all")
         held.add_argument("levels", nargs="+", metavar="KNOB=LEVEL", help="power_cap_w=200, sm_clock_mhz=60%%, ...=min")
         held.add_argument("--for", dest="for_s", type="number", metavar="S", help="seconds, instead of until Ctrl-C")
-        held.add_argument("--wait", type="number", default=0.0, metavar="S", help="ask again for so long where somebody holds it now")
+        held.add_argument(
+            "--wait", type="number", default=0.0, metavar="S", help="ask again for so long where somebody holds it now"
+        )
         release = verb("release", "end a lease of yours, or as an administrator one of others")
         release.add_argument("lease", help="its number, as in `powerd control status`")
         verb("check", "what the policy allows you, and what is missing")

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
+from powerd_analytics.campaigns.campaign_file import design_of
 from powerd_analytics.campaigns.cells import Campaign
-from powerd_analytics.campaigns.design import KNOBS, design_of
+from powerd_analytics.campaigns.design import KNOBS
 from powerd_analytics.campaigns.findings import falls, findings, rises, surely_less
 from powerd_analytics.campaigns.journal import History, Result, RunRecord, total_row
 from powerd_analytics.campaigns.tables import campaign_tables
