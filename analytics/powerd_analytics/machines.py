@@ -323,7 +323,7 @@ def _sums(
     number = np.repeat(np.arange(len(groups)), [*map(len, groups.values())])
     by_rule = rows_of(aggregated(of_groups, number, "parts"))
     rows = [
-        _sum_of_machines(at, row | about, [(at_row[i], records[i]) for i in own], ranks.get(key, []), note)
+        _sum_of_machines(at, {**row, **about}, [(at_row[i], records[i]) for i in own], ranks.get(key, []), note)
         for row, (key, own) in zip(by_rule, groups.items(), strict=True)
     ]
     return [row | _gflops(row, rows, names) for row in rows]
