@@ -54,16 +54,9 @@ def measured(design: Design, history: History) -> list[Measured]:
     """The runs that count, block by block."""
     found = [
         Measured(item, result) for key, result in history.results().items()
-        if (item := item_of(design, key)) is not None
+        if (item := design.item_of(key)) is not None
     ]  # fmt: skip
     return sorted(found, key=lambda m: m.item.block)
-
-
-def item_of(design: Design, key: str) -> Item | None:
-    """The run that a journal calls so; None where the design has no such cell."""
-    cell, _, block = key.rpartition("-")
-    found = design.cells_by_id.get(cell)
-    return None if found is None else Item(found, int(block), design.seed_in(int(block)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -521,7 +514,7 @@ def run_notes(design: Design, history: History) -> list[str]:
 
 
 def _named(design: Design, key: str) -> str:
-    item = item_of(design, key)
+    item = design.item_of(key)
     return f"{item.cell}, block {item.block + 1}" if item is not None else key
 
 

@@ -288,6 +288,12 @@ class Design:
         every += [reference for levels in every if (reference := self.reference_levels(levels)) is not None]
         return tuple({cell.id: cell for cell in map(self.cell, every)}.values())
 
+    def item_of(self, key: str) -> Item | None:
+        """The run that a journal calls so; None where the design has no such cell."""
+        cell, _, block = key.rpartition("-")
+        found = self.cells_by_id.get(cell)
+        return None if found is None else Item(found, int(block), self.seed_in(int(block)))
+
     def cell(self, levels: Levels) -> Cell:
         """The cell of these levels, whether or not the campaign has it."""
         return Cell(levels, _digest(sorted((name, plain(level)) for name, level in levels.items())))

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from powerd_analytics.campaigns.cells import item_of
 from powerd_analytics.campaigns.design import GPUS, KNOBS, Design, Levels
 from powerd_analytics.campaigns.journal import Discard, History, Result
 from powerd_analytics.figures import RESULT, rows_of
@@ -128,7 +127,7 @@ def _parts_of_a_batch(run: Run, table: PhaseTable, asked: Levels) -> list[float]
 def with_rows(history: History, design: Design, folder: Path) -> History:
     """The history with the rows of runs whose journal had none, where their files are as they were."""
     for key, record in history.records.items():
-        result, item = record.result, item_of(design, key)
+        result, item = record.result, design.item_of(key)
         if result is None or not result.is_old or not result.file or item is None:
             continue
         file = folder / result.file

@@ -8,7 +8,7 @@ import pytest
 from command import joules
 
 from powerd_analytics.campaigns.campaign_file import design_of
-from powerd_analytics.campaigns.cells import Campaign, item_of
+from powerd_analytics.campaigns.cells import Campaign
 from powerd_analytics.campaigns.findings import findings
 from powerd_analytics.campaigns.journal import Journal, phase_row, read_history
 from powerd_analytics.campaigns.runner import Blocks, Runner, begin, piloted
@@ -84,7 +84,7 @@ def test_phases_have_the_u95_of_tables_and_what_is_not_resolvable_keeps_its_row(
     (table,) = campaign_tables(Campaign(design, history), ("phases",))
     every = {(r["model"], r["batch_size"], r["phase"]): r for r in table.records()}
     assert len(every) == 8
-    results = [r for key, r in history.results().items() if item_of(design, key).cell.levels == {
+    results = [r for key, r in history.results().items() if design.item_of(key).cell.levels == {
         "model": "alexnet", "batch_size": 64}]  # fmt: skip
     n = [ceil(r.samples / 64) for r in results]
     expected = mean_of_repeats([
