@@ -66,9 +66,10 @@ FRAME_VERSION = 3
 
 # -- columns -----------------------------------------------------------------------------------------------------------
 
-Rule = Literal["first", "all", "mean", "sum", "least", "greatest", "any", "again", "none"]
-"""What rows that are put together have in a column: the first one's value; all texts, each once; the mean, the sum, the
-least or the greatest of the values; whether any has it; what is worked out again from the others; or nothing."""
+Rule = Literal["first", "all", "mean", "mean of all", "sum", "least", "greatest", "any", "again", "none"]
+"""What rows that are put together have in a column: the first one's value; all texts, each once; the mean of the values
+that are known, or where all are; the sum where all are; the least or the greatest; whether any has it; what is worked
+out again from the others; or nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +91,8 @@ _COLUMNS = (
     _Column("created_utc", repeats="all", meaning="when it began, wall clock"),
     _Column("host", is_setting=True, meaning="the machine that trained"),
     _Column("processor", repeats="all", parts="all", meaning="the machine's processor, as the kernel names it"),
-    _Column("cores", "integer", "1", repeats="greatest", parts="sum", meaning="its logical cores"),
-    _Column("memory_gib", "number", "GiB", repeats="greatest", parts="sum", meaning="its memory"),
+    _Column("cores", "integer", "1", repeats="greatest", meaning="its logical cores"),
+    _Column("memory_gib", "number", "GiB", repeats="greatest", meaning="its memory"),
     _Column("git_commit", repeats="all", parts="all", meaning="what was checked out where the training's program lies"),
     _Column("program", is_setting=True,
             meaning="the command without interpreter, folders, seeds, output paths and the run file's own name"),
@@ -120,7 +121,7 @@ _COLUMNS = (
     _Column("device_ids", parts="none",
             meaning="of a part of a training: the device's lines by board and start of its powerd, and the GPUs "
             "that it is"),
-    _Column("device_name", heading="product", is_setting=True,
+    _Column("device_name", parts="all", heading="product", is_setting=True,
             meaning="product, as the driver names it, else attribute of the phases"),
     _Column("driver_version", repeats="all", parts="all", heading="driver", meaning="of a GPU: that of its driver"),
     _Column("default_power_limit_w", "number", "W", heading="default limit W",
@@ -130,7 +131,7 @@ _COLUMNS = (
     _Column("greatest_power_limit_w", "number", "W", heading="greatest limit W",
             meaning="of a GPU: the greatest that can be set"),
     _Column("provenance", is_setting=True, meaning="measured, modelled or simulated"),
-    _Column("power_cap_w", "number", "W", repeats="mean", parts="mean", heading="cap W", is_setting=True,
+    _Column("power_cap_w", "number", "W", repeats="mean", parts="mean of all", heading="cap W", is_setting=True,
             meaning="what the driver enforced while they ran; where no driver tells, power_cap_asked_w, else the "
             "limit when the driver's source was opened"),
     _Column("power_cap_basis", meaning="where that comes from: enforced, stated or requested"),
@@ -163,7 +164,7 @@ _COLUMNS = (
     _Column("phase_path", heading="phase", meaning="with the phases around it"),
     _Column("is_iteration", "flag", meaning="of phases: they are the iterations of the training"),
     _Column("timing", is_setting=True, meaning="host, host-synchronised or device"),
-    _Column("method", repeats="all", meaning="how the joules were found, where that is said"),
+    _Column("method", repeats="all", parts="all", meaning="how the joules were found, where that is said"),
     _Column("iterations", "integer", "1", repeats="sum", heading="n",
             meaning="phases that ended; of totals and runs, batches"),
     _Column("n", "integer", "1", repeats="sum", heading="n",
@@ -610,8 +611,9 @@ def _by_rule(values: pd.Series, grouped: Any, rule: Rule) -> pd.Series:
         return grouped.agg(lambda texts: joined(*texts.dropna()) or None)
     if rule == "any":
         return grouped.any()
-    if rule == "sum":  # of what is not all known, no sum: it would pass for the whole
-        return grouped.sum(min_count=1).where(grouped.count() == grouped.size())
+    if rule in ("sum", "mean of all"):  # of what is not all known, neither: it would pass for the whole
+        whole = grouped.sum(min_count=1) if rule == "sum" else grouped.mean()
+        return whole.where(grouped.count() == grouped.size())
     return {"mean": grouped.mean, "least": grouped.min, "greatest": grouped.max}[rule]()
 
 

@@ -14,13 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import combinations
+from itertools import chain, combinations
 from typing import Any
 
 import numpy as np
 
 from powerd_analytics.figures import (
     Frame,
+    aggregated,
     factors_in,
     floats,
     frame_from,
@@ -30,7 +31,7 @@ from powerd_analytics.figures import (
     with_eds,
     worked_out,
 )
-from powerd_analytics.frame.figure import Figure, Record, figure_of, joules_column, number_of, sum_of_figures
+from powerd_analytics.frame.figure import Record, figure_of, joules_column, number_of, sum_of_figures
 from powerd_analytics.metrics import gflops_per_w_paper
 from powerd_analytics.repeats import gflops_columns, joules_columns
 from powerd_analytics.runs.ranks import missing_ranks
@@ -280,7 +281,17 @@ def _of_all(members: Sequence[Member]) -> tuple[dict[str, Any], str]:
     columns |= {name: firsts[0][name] for name in ("path", "job", "world_size")}
     columns |= {"host": "; ".join(hosts) or None, "ranks": len(ranks), "gpus": max(1, round(gpus))}
     columns |= {"rank_numbers": " ".join(map(str, sorted(ranks))), "machines": len(members), "job_machines": machines}
-    return columns | dict.fromkeys(("device_ids", "begin_unix_s")), "; ".join(notes)
+    columns |= {"cores": _sum_of(firsts, "cores"), "memory_gib": _sum_of(firsts, "memory_gib")}
+    return columns | dict.fromkeys(_OF_NONE), "; ".join(notes)
+
+
+_OF_NONE = ("device_ids", "begin_unix_s", "sharing", "ranks_counted", "clock_hz", "memory_clock_hz")
+"""Columns that a sum over machines does not have, also where it has one part alone."""
+
+
+def _sum_of(records: Sequence[Record], name: str) -> float | None:
+    values = [number_of(r, name) for r in records]
+    return None if None in values else sum(v or 0.0 for v in values)
 
 
 _OF_A_PART = ("mean per rank:", "n counts the iterations of", "joules are the device's")
@@ -295,79 +306,93 @@ def _sums(
     names = ["kind", "model", "batch_size", "power_cap_asked_w", "power_cap_in_run", "operations_per_sample", "phase",
              "phase_path", "timing"]  # fmt: skip
     names += factors_in(every)
-    groups: dict[tuple[Cell, ...], list[tuple[Place, Record]]] = {}
+    groups: dict[tuple[Cell, ...], list[int]] = {}
     ranks: dict[tuple[Cell, ...], list[Record]] = {}
-    for m, member in enumerate(members):
-        for record in rows_of(member.frame):
-            key = tuple(record.get(name) for name in names)
-            place = (m, str(record["device"]), str(record["provenance"]))
-            if record["kind"] in ("phase", "total") and place in places:
-                groups.setdefault(key, []).append((place, record))
-            elif record["kind"] == "rank":
-                ranks.setdefault(("total" if record["phase"] is None else "phase", *key[1:]), []).append(record)
-    rows = [_sum_of_machines(at, parts, ranks.get(key, []), about, note) for key, parts in groups.items()]
+    records = rows_of(every)
+    number_of_path = {member.path: m for m, member in enumerate(members)}
+    at_row = [(number_of_path[str(r["path"])], str(r["device"]), str(r["provenance"])) for r in records]
+    for i, record in enumerate(records):
+        key = tuple(record.get(name) for name in names)
+        if record["kind"] in ("phase", "total") and at_row[i] in places:
+            groups.setdefault(key, []).append(i)
+        elif record["kind"] == "rank":
+            ranks.setdefault(("total" if record["phase"] is None else "phase", *key[1:]), []).append(record)
+    if not groups:
+        return []
+    of_groups = every.iloc[[*chain(*groups.values())]].reset_index(drop=True)
+    number = np.repeat(np.arange(len(groups)), [*map(len, groups.values())])
+    by_rule = rows_of(aggregated(of_groups, number, "parts"))
+    rows = [
+        _sum_of_machines(at, {**row, **about}, [(at_row[i], records[i]) for i in own], ranks.get(key, []), note)
+        for row, (key, own) in zip(by_rule, groups.items(), strict=True)
+    ]
     return [row | _gflops(row, rows, names) for row in rows]
 
 
 def _sum_of_machines(
-    at: Mapping[Place, _Device], parts: Sequence[tuple[Place, Record]], of_ranks: Sequence[Record],
-    about: Mapping[str, Any], note: str,
+    at: Mapping[Place, _Device], row: dict[str, Any], parts: Sequence[tuple[Place, Record]],
+    of_ranks: Sequence[Record], note: str,
 ) -> dict[str, Any]:  # fmt: skip
-    every = [r for _, r in parts]
-    is_total = every[0]["kind"] == "total"
-    counted = [r for r in of_ranks if number_of(r, "iterations")]
-    counts = [number_of(r, "iterations") or 0.0 for r in counted]
-    each_s = [number_of(r, "s_per_batch") or 0.0 for r in counted]
-    n_ranks, mean_n = len(counted), sum(counts) / len(counted) if counted else 0.0
+    """``row`` has each column by its rule. What the ranks and the devices' shares have to do with follows here."""
+    every, counted = [r for _, r in parts], [r for r in of_ranks if number_of(r, "iterations")]
+    texts = (text for r in every for text in str(r["note"] or "").split("; "))
+    notes = [text for text in texts if not text.startswith(_OF_A_PART)]
+    of_time, notes_of_time = _times(counted, row)
+    of_joules, notes_of_joules = _joules(at, parts, counted)
+    row |= of_time | of_joules | {"u_s_per_batch": _u_seconds(every)}
+    batch, seconds = number_of(row, "batch_size"), row["s_per_batch"]
+    has_rate = any(r["samples_per_s"] is not None for r in every)
     # A batch is one in every rank: how many ranks share a device does not count.
-    row: dict[str, Any] = {
-        **every[0],
-        **about,
-        "sharing": None,
-        "ranks_counted": None,
-        "clock_hz": None,
-        "memory_clock_hz": None,
-    }
-    row |= {name: joined(*(r[name] for r in every)) or None for name in ("device_name", "method")}
-    row["is_lower_bound"] = any(r["is_lower_bound"] is True for r in every)
-    row["missing_s"] = sum(number_of(r, "missing_s") or 0.0 for r in every)
-    caps = [number_of(r, "power_cap_w") for r in every]
-    row["power_cap_w"] = None if None in caps else sum(cap or 0.0 for cap in caps) / len(caps)
-    notes = [text for r in every for text in str(r["note"] or "").split("; ") if not text.startswith(_OF_A_PART)]
-    row |= {"iterations": round(mean_n) if n_ranks else None, "s_per_batch": None, "time_s": None}
-    if n_ranks:
-        row |= {"s_per_batch": sum(each_s) / n_ranks, "s_per_batch_min": min(each_s), "s_per_batch_max": max(each_s)}
-        if len(set(counts)) > 1:
-            notes.append(f"ranks have {min(counts):g} to {max(counts):g} of them: n is their mean")
-        if n_ranks < about["ranks"]:
-            notes.append(f"{n_ranks} of {about['ranks']} ranks have such phases")
-    if is_total and n_ranks:
-        row["time_s"] = sum(number_of(r, "time_s") or 0.0 for r in counted) / n_ranks
-    row["u_s_per_batch"] = _u_seconds(every)
-    # A phase's figures are the mean of a rank's share; a total's are the device's.
-    times = [1.0 if is_total else (number_of(r, "iterations") or 0.0) / mean_n if mean_n else 0.0 for r in every]
-    name = joules_column(every[0])
-    figures: list[Figure] = []
-    rest_j: float | None = 0.0
-    for (place, r), n in zip(parts, times, strict=True):
-        if (figure := figure_of(r, name)) is not None:
-            figures.append(figure.scaled(at[place].share(place) * n))
-        own_rest = number_of(r, "rest_j")
-        rest_j = None if rest_j is None or own_rest is None else rest_j + own_rest * at[place].share(place) * n
-    is_known = len(figures) == len(parts)
-    whole = sum_of_figures(figures, [id(at[place]) for place, _ in parts]) if is_known else None
-    row |= (
-        joules_columns(name, whole)
-        | {"rest_j": rest_j if whole else None, "rest_u95_j": None, "j_per_batch": None}
-        | ({} if is_total or whole is None else {"j_per_batch": whole.value})
+    row["samples_per_s"] = len(counted) * batch / seconds if has_rate and batch and seconds else None
+    return row | {"note": joined(*notes, *notes_of_time, *notes_of_joules, note)}
+
+
+def _times(counted: Sequence[Record], row: Record) -> tuple[dict[str, Any], list[str]]:
+    """Seconds of one rank, the mean over those that have such phases, and what is to be said of them."""
+    if not counted:
+        return dict.fromkeys(("iterations", "s_per_batch", "time_s")), []
+    counts, each_s, times_s = (
+        [number_of(r, name) or 0.0 for r in counted] for name in ("iterations", "s_per_batch", "time_s")
     )
-    if whole is None:
+    n, of_all = len(counted), number_of(row, "ranks") or 0.0
+    notes = [f"ranks have {min(counts):g} to {max(counts):g} of them: n is their mean"] if len(set(counts)) > 1 else []
+    notes += [f"{n} of {of_all:g} ranks have such phases"] if n < of_all else []
+    return {
+        "iterations": round(sum(counts) / n),
+        "s_per_batch": sum(each_s) / n,
+        "s_per_batch_min": min(each_s),
+        "s_per_batch_max": max(each_s),
+        "time_s": sum(times_s) / n if row["kind"] == "total" else None,
+    }, notes
+
+
+def _joules(
+    at: Mapping[Place, _Device], parts: Sequence[tuple[Place, Record]], counted: Sequence[Record]
+) -> tuple[dict[str, Any], list[str]]:
+    """Joules of all devices, each its ranks' share, and which have none."""
+    name, own = joules_column(parts[0][1]), _weights(at, parts, counted)
+    figures, rests = [figure_of(r, name) for _, r in parts], [number_of(r, "rest_j") for _, r in parts]
+    nothing = {"rest_j": None, "rest_u95_j": None, "j_per_batch": None}
+    if None in figures:
         silent = [f"{place[1]} of {r['run']}" for place, r in parts if r[name] is None]
-        notes.append(f"no joules of {', '.join(silent)}")
-    batch, has_rate = number_of(row, "batch_size"), any(r["samples_per_s"] is not None for r in every)
-    seconds = row["s_per_batch"]
-    row["samples_per_s"] = n_ranks * batch / seconds if has_rate and batch and seconds else None
-    return row | {"note": joined(*notes, note)}
+        return nothing | joules_columns(name, None), [f"no joules of {', '.join(silent)}"]
+    scaled = [f.scaled(share) for f, share in zip(figures, own, strict=True) if f is not None]
+    whole = sum_of_figures(scaled, [id(at[place]) for place, _ in parts])
+    rest_j = None if None in rests else sum((j or 0.0) * share for j, share in zip(rests, own, strict=True))
+    return nothing | joules_columns(name, whole) | {"rest_j": rest_j}, []
+
+
+def _weights(
+    at: Mapping[Place, _Device], parts: Sequence[tuple[Place, Record]], counted: Sequence[Record]
+) -> list[float]:
+    """Of each device what the ranks have of its figure. A total's are the device's joules; a phase's are the mean of a
+    rank's share, which counts as often as the device had the phase for each that a rank had."""
+    shares = [at[place].share(place) for place, _ in parts]
+    if parts[0][1]["kind"] == "total":
+        return shares
+    mean_n = sum(number_of(r, "iterations") or 0.0 for r in counted) / len(counted) if counted else 0.0
+    times = [(number_of(r, "iterations") or 0.0) / mean_n if mean_n else 0.0 for _, r in parts]
+    return [share * n for share, n in zip(shares, times, strict=True)]
 
 
 def _u_seconds(records: Sequence[Record]) -> float | None:

@@ -147,6 +147,27 @@ class TestSums:
         assert total["u_systematic_j"] == pytest.approx(sum(u**2 for _, _, u in every) ** 0.5, rel=1e-9, abs=1e-12)
         assert (total["ranks"], total["machines"], total["iterations"]) == (world, len(machines), 3)
 
+    def test_every_column_of_a_sum_follows_its_rule(self):
+        records = []
+        for m in range(2):
+            common = {
+                "path": f"{m}.h5", "run": f"{m}", "run_id": f"{m}", "host": f"h{m}", "gpus": 2, "job": "slurm 7.0",
+                "world_size": 4, "rank_numbers": f"{2 * m} {2 * m + 1}", "provenance": "measured", "ranks": 2,
+                "cores": 8 + m, "iterations": 3, "time_s": 9.0,
+            }  # fmt: skip
+            for d in range(2):
+                own = {"device": f"gpu{d}", "device_ids": f"gpu:{m}{d}", "sharing": 1, "energy_j": 100.0}
+                own |= {"power_cap_w": 200.0 + m, "off_by_j": 1.0 + m, "missing_s": 0.5, "sd_j": 2.0}
+                own |= {"verdict": ("honoured, slack", "overridden")[m], "is_held": m == 1, "driver_version": f"v{m}"}
+                records += [common | own | {"kind": kind} for kind in ("total", "run")]
+                records.append(common | {"kind": "rank", "rank": 2 * m + d, "s_per_batch": 3.0})
+        (total,) = of_kind(merge_machines(frame_from(records)), "total")
+        assert {name: total[name] for name in ("energy_j", "power_cap_w", "off_by_j", "missing_s", "cores")} == {
+            "energy_j": 400.0, "power_cap_w": 200.5, "off_by_j": 6.0, "missing_s": 2.0, "cores": 17,
+        }  # fmt: skip
+        assert (total["verdict"], total["driver_version"]) == ("honoured, slack; overridden", "v0; v1")
+        assert (total["is_held"], total["sd_j"]) == (True, None)
+
 
 class TestRecognition:
     def test_repeats_of_one_command_with_the_same_address_are_jobs_of_their_own(self, frames):
