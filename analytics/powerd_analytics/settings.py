@@ -25,7 +25,7 @@ from powerd_analytics.text import is_number_cell, joined
 from powerd_client.signal import Readings, RunLine
 from powerd_core.lease import Evidence
 from powerd_core.model import Conversion, QuantityConversion
-from powerd_core.settings import UNITS, KnobSetting
+from powerd_core.settings import GPU_KNOBS, UNITS, KnobSetting
 from powerd_core.text import times
 from powerd_core.verdict import CLOCK_STEP_MHZ, Verdict, judge, worst
 
@@ -396,10 +396,10 @@ class _Clocks:
 
     def changes(self, driver: str, span: Span) -> Iterator[str]:
         """A note on each clock that was locked at several values."""
-        for knob, clock in _CLOCKS.items():
+        for knob in _CLOCKS:
             changes = len(self._locks(driver, knob, span)) - 1
             if changes > 0:
-                yield f"the {clock.noun} that was enforced changed {times(changes)}"
+                yield f"the {GPU_KNOBS[knob].words} that was enforced changed {times(changes)}"
 
     def _locks(self, driver: str, knob: str, span: Span) -> Sequence[float]:
         """What was enforced of a clock, one after the other."""
@@ -506,7 +506,6 @@ _SCAN_NS = 20_000_000
 
 @dataclass(frozen=True, slots=True)
 class _Clock:
-    noun: str
     attribute: str
     """Of phases, without its unit."""
     line: str
@@ -514,8 +513,8 @@ class _Clock:
 
 
 _CLOCKS = {
-    "sm_clock": _Clock("SM clock", "clock", "sm_clock"),
-    "mem_clock": _Clock("memory clock", "memory_clock", "memory_clock"),
+    "sm_clock": _Clock("clock", "sm_clock"),
+    "mem_clock": _Clock("memory_clock", "memory_clock"),
 }
 """By knob."""
 
@@ -527,7 +526,7 @@ def _clock_note(knob: str, s: Setting) -> str:
     claims = [f"{mhz_text(s.asked)} were asked"] if s.asked is not None and s.asked != s.enforced else []
     if s.requested is not None and s.requested != s.enforced:
         claims.append(f"{mhz_text(s.requested)} were requested")
-    return f"{_CLOCKS[knob].noun}: {', '.join(claims)}, {mhz_text(s.enforced)} enforced" if claims else ""
+    return f"{GPU_KNOBS[knob].words}: {', '.join(claims)}, {mhz_text(s.enforced)} enforced" if claims else ""
 
 
 def _noun(s: KnobSetting) -> str:
