@@ -56,6 +56,7 @@ from powerd_analytics.table import (
 from powerd_analytics.text import Cell, is_number_cell, joined, parsed
 from powerd_analytics.wall_clock import begin_unix_s
 from powerd_core.errors import AnalysisError, ConfigError
+from powerd_core.settings import KNOB_AS_OPTION
 from powerd_core.text import printable
 
 Frame: TypeAlias = pd.DataFrame
@@ -818,10 +819,6 @@ def _of_campaign(campaign: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-_KNOB_FACTORS = ("power_cap_w", "sm_clock_mhz", "mem_clock_mhz")
-"""Factors of a campaign that are settings of a device: what its driver enforced says them."""
-
-
 def _with_factors(stated: dict[str, Any], campaign: Mapping[str, Any]) -> dict[str, Any]:
     """Columns that phases state, and those factors of a campaign that they do not."""
     factors = campaign.get("factors")
@@ -831,7 +828,7 @@ def _with_factors(stated: dict[str, Any], campaign: Mapping[str, Any]) -> dict[s
         if name in ("model", "batch_size", "gpus"):
             own = _text(level) if name == "model" else number(factors, name)
             stated[name] = own if stated[name] is None else stated[name]
-        elif name not in _KNOB_FACTORS:
+        elif name not in KNOB_AS_OPTION:  # settings of a device are what its driver enforced
             stated.setdefault(f"{ATTRIBUTE}{name}", attribute_cell(level))
     return stated
 

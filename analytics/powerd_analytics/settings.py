@@ -25,7 +25,7 @@ from powerd_analytics.text import is_number_cell, joined
 from powerd_client.signal import Readings, RunLine
 from powerd_core.lease import Evidence
 from powerd_core.model import Conversion, QuantityConversion
-from powerd_core.settings import UNITS, KnobSetting
+from powerd_core.settings import GPU_KNOBS, UNITS, KnobSetting
 from powerd_core.text import times
 from powerd_core.verdict import CLOCK_STEP_MHZ, Verdict, judge, worst
 
@@ -116,16 +116,20 @@ def settings_of(run: Run) -> Settings:
     return Settings(run)
 
 
+Span = tuple[int, int, Enforced | None]
+"""Host times between which phases ran, and the setting of their class: what is observed then counts only where that was
+in force."""
+
+
 class Settings:
     """The settings of a run's devices, by what its lines tell; lines are read when they are needed."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        self._clocks: dict[tuple[str, str, tuple[int, int, Enforced | None]], tuple[float | None, int]] = {}
-        self._requested: dict[str, Steps | None] = {}
-        self._read: dict[str, Readings] = {}
-        self._drivers: dict[str, str] = {}
-        self._events = stated_settings(run.events)
+        self._channels = _Channels(run)
+        self._caps = _Caps(self._channels)
+        self._clocks = _Clocks(self._channels)
+        self._verdicts = _Verdicts(self._channels, self._caps, self._clocks)
 
     def of(
         self,
@@ -141,15 +145,15 @@ class Settings:
         force. Attributes that are no positive numbers say nothing.
         """
         span = (begin_ns, end_ns, setting)
-        cap, _ = self.power_cap(device, begin_ns, end_ns, stated, setting)
+        cap, _ = self._caps.of(device, span, stated)
         clocks = [
-            replace(self._locked(device, knob, span, stated), observed=observed, readings=readings)
+            replace(self._clocks.locked(device, knob, span, stated), observed=observed, readings=readings)
             for knob, clock in _CLOCKS.items()
-            for observed, readings in [self._clock(device, clock.line, span)]
+            for observed, readings in [self._clocks.observed(device, clock.line, span)]
         ]
-        verdict, why, is_held = self.verdict(device, span, cap)
+        verdict, why, is_held = self._verdicts.of(device, span, cap)
         return DeviceSetting(
-            product=_text(stated.get("device_name")) or self.device_name(device),
+            product=_text(stated.get("device_name")) or self._channels.text(device, "name"),
             power_cap_w=cap,
             clock_hz=clocks[0],
             memory_clock_hz=clocks[1],
@@ -168,146 +172,127 @@ class Settings:
         setting: Enforced | None = None,
     ) -> str:
         """The note of `of` alone, for which no further line is read."""
-        _, note = self.power_cap(device, begin_ns, end_ns, stated, setting)
         span = (begin_ns, end_ns, setting)
-        return joined(note, *(_clock_note(knob, self._locked(device, knob, span, stated)) for knob in _CLOCKS))
+        _, note = self._caps.of(device, span, stated)
+        return joined(note, *(_clock_note(knob, self._clocks.locked(device, knob, span, stated)) for knob in _CLOCKS))
 
     def note_of_run(self, device: str) -> str:
-        """What is to be said of a device over a whole recording: that its settings changed, and a power cap that an
-        event states and its driver did not enforce."""
-        driver, phases = self._driver(device), self._run.phases
-        begin_ns, end_ns = self._run.begin_ns, self._run.end_ns
-        if len(phases) and any(s.device == driver for _, s in self._events):
-            # A lease that ended behind the training changed nothing for it.
-            begin_ns, end_ns = int(phases.begin_ns.min()), int(phases.end_ns.max())
-        cap_note = self.power_cap(device, begin_ns, end_ns, {})[1]
-        changes = self._clock_changes(driver, begin_ns, end_ns)
-        return joined(
-            self._held_note(device), self._unasked_note(device), cap_note, *changes, self._contradiction(driver)
-        )
-
-    def _held_note(self, device: str) -> str:
-        """What was held while the phases ran, and the verdict on it: ``power cap 120 W held: honoured, binding``."""
-        phases = self._run.phases
-        if not len(phases):
-            return ""
-        span = (int(phases.begin_ns.min()), int(phases.end_ns.max()), None)
-        driver = self._driver(device)
-        told = {s.knob: s for t_ns, s in self._events if s.device == driver and t_ns <= span[1]}
-        held = [s for s in told.values() if s.asked is not None]
-        texts = [f"{_noun(s)} {s.asked:g} {s.unit} held{self._beside(driver, s, span)}" for s in held]
-        cap, _ = self.power_cap(device, span[0], span[1], {})
-        verdict, why, is_held = self.verdict(device, span, cap)
-        return f"{' and '.join(texts) or 'a lease'}: {joined(verdict, why)}" if is_held else ""
-
-    def _beside(self, driver: str, held: KnobSetting, span: tuple[int, int, Enforced | None]) -> str:
-        """The clock that was measured, where it was off its lock: a cap may hold it below."""
-        clock, asked_mhz = _CLOCKS.get(held.knob), held.asked
-        observed_hz = self._clock(driver, clock.line, span)[0] if clock is not None else None
-        if observed_hz is None or asked_mhz is None or abs(observed_hz * 1e-6 - asked_mhz) <= CLOCK_STEP_MHZ:
-            return ""
-        return f" ({observed_hz * 1e-6:.0f} MHz measured)"
-
-    def _unasked_note(self, device: str) -> str:
-        """A power cap that nobody asked for in this run, and that is not the device's own."""
-        driver, phases = self._driver(device), self._run.phases
-        is_asked = any(s.device == driver and s.knob == "power_cap" for _, s in self._events)
-        if not len(phases) or is_asked or any("power_cap_w" in kind.attributes for kind in phases.classes):
-            return ""
-        enforced_w = self.power_cap(device, int(phases.begin_ns.min()), int(phases.end_ns.max()), {})[0].enforced
-        default_w = self.driver(device).default_power_limit_w
-        if not _differs(enforced_w, default_w):
-            return ""
-        return f"a power cap of {watts_text(enforced_w)} was in force, not the default of {watts_text(default_w)}"
-
-    def _clock_changes(self, driver: str, begin_ns: int, end_ns: int) -> Iterator[str]:
-        for knob, clock in _CLOCKS.items():
-            steps = self._run.enforced.others.get((enforced_name(knob, UNITS[knob]), driver))
-            told = () if steps is None else steps.between(begin_ns, end_ns)
-            if len(told) > 1:
-                yield f"the {clock.noun} that was enforced changed {times(len(told) - 1)}"
-
-    def _contradiction(self, driver: str) -> str:
-        """The first power cap that an event states and that the driver's own readings do not have."""
-        told = self._stated(driver, "power_cap")
-        if not told or driver not in self._run.enforced.by_line:
-            return ""
-        ends = [*(t_ns for t_ns, _ in told[1:]), self._run.end_ns]
-        for (t_ns, stated), end_ns in zip(told, ends, strict=True):
-            caps = self._run.enforced.steps[driver].between(t_ns, end_ns)
-            if t_ns >= self._last_ns(driver):
-                continue  # the driver was not asked any more
-            if stated.enforced is not None and all(_differs(w, stated.enforced) for w in caps):
-                at_s = (t_ns - self._run.begin_ns) * 1e-9
-                return (
-                    f"an event at {at_s:.3f} s says a cap of {watts_text(stated.enforced)}, "
-                    f"the driver enforced {watts_text(caps[-1])}"
-                )
-        return ""
-
-    def _last_ns(self, driver: str) -> int:
-        """When the driver was last asked for its limit."""
-        lines = [x for x in self._lines(driver) if x.quantity == "power_limit_w"]
-        last = [self._good(x.name, x.conversion.column).t_ns[-1:] for x in lines if _is_quantity(x.conversion)]
-        return max((int(t_ns[0]) for t_ns in last if len(t_ns)), default=0)
-
-    def _stated(self, device: str, knob: str) -> list[tuple[int, KnobSetting]]:
-        return [(t_ns, s) for t_ns, s in self._events if (s.device, s.knob) == (device, knob)]
-
-    def _stating(self, device: str, knob: str, enforced: float | None, end_ns: int) -> KnobSetting | None:
-        """The last event that states what was enforced of a knob."""
-        alike = [s for t_ns, s in self._stated(device, knob) if t_ns <= end_ns and s.enforced == enforced]
-        return alike[-1] if alike and enforced is not None else None
-
-    def device_name(self, device: str) -> str | None:
-        """The product, as the driver names it."""
-        return self._detail_text(device, "name")
-
-    def _detail_text(self, device: str, key: str) -> str | None:
-        lines = [*self._lines(device), *self._lines(self._driver(device))]
-        texts = (line.detail.get(key) for line in lines)
-        return next((text for text in texts if isinstance(text, str) and text), None)
+        """What is to be said of a device over a whole recording: what was held, that its settings changed, a power cap
+        that nobody asked for, and one that an event states and its driver did not enforce."""
+        channels, whole = self._channels, (self._run.begin_ns, self._run.end_ns, None)
+        driver, of_phases = channels.driver_of(device), channels.span_of_phases()
+        # A lease that ended behind the training changed nothing for it.
+        is_set = any(s.device == driver for _, s in channels.events)
+        span = of_phases if of_phases is not None and is_set else whole
+        notes = [self._caps.of(device, span, {})[1], *self._clocks.changes(driver, span)]
+        if of_phases is not None:
+            notes = [self._verdicts.held(device, of_phases), self._caps.unasked(device, of_phases), *notes]
+        return joined(*notes, self._caps.contradiction(driver))
 
     def driver(self, device: str) -> Driver:
         """What the driver said of a GPU when its source was opened."""
-        lines = [*self._lines(device), *self._lines(self._driver(device))]
+        limits = (self._channels.watts(device, f"{name}power_limit_mw") for name in ("", "default_", "min_", "max_"))
+        return Driver(self._channels.text(device, "name"), self._channels.text(device, "driver_version"), *limits)
 
-        def watts(key: str) -> float | None:
-            known = (number(line.detail, key) for line in lines)
-            return next((mw / 1e3 for mw in known if mw is not None), None)
 
-        limits = (watts(f"{name}power_limit_mw") for name in ("", "default_", "min_", "max_"))
-        return Driver(self.device_name(device), self._detail_text(device, "driver_version"), *limits)
+class _Channels:
+    """What the channels of a GPU's driver and the events of a run tell, each read once."""
 
-    # -- clocks ----------------------------------------------------------------------------------------------------
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.events = stated_settings(run.events)
+        self._read: dict[str, Readings] = {}
+        self._drivers: dict[str, str] = {}
 
-    def _locked(
-        self, device: str, knob: str, span: tuple[int, int, Enforced | None], stated: Mapping[str, Any]
-    ) -> Setting:
-        """A clock: as events say that it was enforced, else as phases state it."""
-        (begin_ns, end_ns, setting), clock, driver = span, _CLOCKS[knob], self._driver(device)
-        name = enforced_name(knob, UNITS[knob])
-        steps = self._run.enforced.others.get((name, driver))
-        told = () if steps is None else steps.between(begin_ns, end_ns)
-        of_class = setting.of(name, driver) if setting is not None else None
-        told = told if of_class is None else (of_class,)
-        mhz = told[0] if len(told) == 1 and told[0] else None
-        said, asked_hz = self._stating(driver, knob, mhz, end_ns), asked_clock_hz(stated, clock.attribute)
-        return Setting(
-            asked_hz if asked_hz is not None or said is None else _hz(said.asked),
-            None if said is None else _hz(said.requested),
-            _hz(mhz),
-            is_driven=mhz is not None or len(told) > 1,
-        )
+    def driver_of(self, device: str) -> str:
+        """The device under whose name the driver's channels of a GPU are: nearly always the same. A board's device
+        that says which GPU it is has those of that GPU."""
+        if device not in self._drivers:
+            run, told = self.run, self.run.enforced.devices
+            others = [d for d in told if d in run.devices] if device in run.devices and device not in told else []
+            own = device_identity(run, device) if others else None
+            same = [d for d in others if own and own.overlaps(device_identity(run, d))]
+            self._drivers[device] = same[0] if same else device
+        return self._drivers[device]
 
-    # -- the power cap ---------------------------------------------------------------------------------------------
+    def span_of_phases(self) -> Span | None:
+        """From the first phase to the last."""
+        phases = self.run.phases
+        return (int(phases.begin_ns.min()), int(phases.end_ns.max()), None) if len(phases) else None
 
-    def power_cap(
-        self, device: str, begin_ns: int, end_ns: int, stated: Mapping[str, Any], setting: Enforced | None = None
-    ) -> tuple[Setting, str]:
-        """The power cap and the note of `of` alone, for which no further line is read."""
-        asked, driver = number(stated, "power_cap_w"), self._driver(device)
-        steps, told = self._run.enforced.steps.get(driver), self._requested_steps(driver)
+    def stated(self, driver: str, knob: str) -> list[tuple[int, KnobSetting]]:
+        """What events say of a knob, with their times."""
+        return [(t_ns, s) for t_ns, s in self.events if (s.device, s.knob) == (driver, knob)]
+
+    def stating(self, driver: str, knob: str, enforced: float | None, end_ns: int) -> KnobSetting | None:
+        """The last event that states what was enforced of a knob."""
+        alike = [s for t_ns, s in self.stated(driver, knob) if t_ns <= end_ns and s.enforced == enforced]
+        return alike[-1] if alike and enforced is not None else None
+
+    def last(self, driver: str, end_ns: int) -> dict[str, KnobSetting]:
+        """By knob what was stated last."""
+        return {s.knob: s for t_ns, s in self.events if s.device == driver and t_ns <= end_ns}
+
+    def text(self, device: str, key: str) -> str | None:
+        """A text by which the device's lines are described, as ``name`` for the product."""
+        texts = (line.detail.get(key) for line in self._described(device))
+        return next((text for text in texts if isinstance(text, str) and text), None)
+
+    def watts(self, device: str, key: str) -> float | None:
+        """A limit of milliwatts by which they are described."""
+        limits = (number(line.detail, key) for line in self._described(device))
+        return next((mw / 1e3 for mw in limits if mw is not None), None)
+
+    def _described(self, device: str) -> list[RunLine]:
+        return [*self.lines(device), *self.lines(self.driver_of(device))]
+
+    def lines(self, device: str) -> list[RunLine]:
+        return [line for line in self.run.lines.values() if line.device == device]
+
+    def good(self, line: str, column: str) -> Readings:
+        if line not in self._read:
+            self._read[line] = self.run.good_readings(line, column)
+        return self._read[line]
+
+    def series(self, driver: str, suffix: str, span: Span) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Times and values of a channel of the driver in a stretch, in order; empty where there is none."""
+        begin_ns, end_ns, setting = span
+        line = next((x for x in self.lines(driver) if x.name.endswith(f".{suffix}")), None)
+        if line is None or not isinstance(line.conversion, QuantityConversion):
+            return np.zeros(0, np.int64), np.zeros(0)
+        read = self.good(line.name, line.conversion.column)
+        here = (read.t_ns >= begin_ns) & (read.t_ns <= end_ns)
+        if setting is not None:
+            here &= self.run.enforced.holds(setting, read.t_ns)
+        return read.t_ns[here], read.codes[line.conversion.column][here] * line.conversion.per_code
+
+    def clock_with_events(self, driver: str, suffix: str, span: Span) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        """Readings of a clock in hertz, and what the driver told in the same scans of why it was so."""
+        t_ns, clock_hz = self.series(driver, suffix, span)
+        events_ns, reasons = self.series(driver, "clock_events", span)
+        if not len(events_ns):
+            return clock_hz[:0], np.zeros(0, np.int64)
+        after = np.searchsorted(events_ns, t_ns).clip(max=len(events_ns) - 1)
+        before = (after - 1).clip(0)
+        is_before = np.abs(events_ns[before] - t_ns) < np.abs(events_ns[after] - t_ns)
+        near = np.where(is_before, before, after)
+        is_same_scan = np.abs(events_ns[near] - t_ns) <= _SCAN_NS
+        return clock_hz[is_same_scan], reasons[near[is_same_scan]].astype(np.int64)
+
+
+class _Caps:
+    """Power caps, as asked, as requested and as enforced."""
+
+    def __init__(self, channels: _Channels) -> None:
+        self._channels, self._enforced = channels, channels.run.enforced
+        self._requested: dict[str, Steps | None] = {}
+
+    def of(self, device: str, span: Span, stated: Mapping[str, Any]) -> tuple[Setting, str]:
+        """The power cap over a stretch in which phases with the attributes ``stated`` ran, and how what was enforced
+        differs from what was asked or requested. No line of readings is read but that of what was requested."""
+        begin_ns, end_ns, setting = span
+        asked, driver = number(stated, "power_cap_w"), self._channels.driver_of(device)
+        steps, told = self._enforced.steps.get(driver), self._requested_steps(driver)
         requested = _only(told, begin_ns, end_ns) if told else self._opened_w(driver)
         if steps is None:
             # Of a device without such a channel, as a wall meter: a label, else the one cap of all that have a driver.
@@ -320,8 +305,8 @@ class Settings:
         caps = dict(setting.caps_w) if setting is not None else {}
         enforced = caps[driver] if driver in caps else _only(steps, begin_ns, end_ns)
         enforced = enforced or None
-        if driver not in self._run.enforced.by_line:
-            said = self._stating(driver, "power_cap", enforced, end_ns)
+        if driver not in self._enforced.by_line:
+            said = self._channels.stating(driver, "power_cap", enforced, end_ns)
             asked = asked if asked is not None or said is None else said.asked
             requested = requested if said is None else said.requested
         cap = Setting(asked, requested, enforced, is_driven=True)
@@ -329,24 +314,48 @@ class Settings:
             watts = steps.between(begin_ns, end_ns)
             return cap, _changes(watts) if len(watts) > 1 else ""
         claims = [_claim(asked)] if _differs(asked, enforced) else []
-        is_told = told is not None or driver not in self._run.enforced.by_line
+        is_told = told is not None or driver not in self._enforced.by_line
         claims += [f"{watts_text(requested)} were requested"] if is_told and _differs(requested, enforced) else []
         return cap, ", ".join([*claims, f"the driver enforced {watts_text(enforced)}"]) if claims else ""
 
-    def _driver(self, device: str) -> str:
-        """The device under whose name the driver's channels of a GPU are: nearly always the same. A board's device
-        that says which GPU it is has those of that GPU."""
-        if device not in self._drivers:
-            run, told = self._run, self._run.enforced.devices
-            others = [d for d in told if d in run.devices] if device in run.devices and device not in told else []
-            own = device_identity(run, device) if others else None
-            same = [d for d in others if own and own.overlaps(device_identity(run, d))]
-            self._drivers[device] = same[0] if same else device
-        return self._drivers[device]
+    def unasked(self, device: str, span: Span) -> str:
+        """A power cap that nobody asked for in this run, and that is not the device's own."""
+        driver, classes = self._channels.driver_of(device), self._channels.run.phases.classes
+        if self._channels.stated(driver, "power_cap") or any("power_cap_w" in kind.attributes for kind in classes):
+            return ""
+        enforced_w = self.of(device, span, {})[0].enforced
+        default_w = self._channels.watts(device, "default_power_limit_mw")
+        if not _differs(enforced_w, default_w):
+            return ""
+        return f"a power cap of {watts_text(enforced_w)} was in force, not the default of {watts_text(default_w)}"
+
+    def contradiction(self, driver: str) -> str:
+        """The first power cap that an event states and that the driver's own readings do not have."""
+        told = self._channels.stated(driver, "power_cap")
+        if not told or driver not in self._enforced.by_line:
+            return ""
+        ends = [*(t_ns for t_ns, _ in told[1:]), self._channels.run.end_ns]
+        for (t_ns, stated), end_ns in zip(told, ends, strict=True):
+            caps = self._enforced.steps[driver].between(t_ns, end_ns)
+            if t_ns >= self._last_ns(driver):
+                continue  # the driver was not asked any more
+            if stated.enforced is not None and all(_differs(w, stated.enforced) for w in caps):
+                at_s = (t_ns - self._channels.run.begin_ns) * 1e-9
+                return (
+                    f"an event at {at_s:.3f} s says a cap of {watts_text(stated.enforced)}, "
+                    f"the driver enforced {watts_text(caps[-1])}"
+                )
+        return ""
+
+    def _last_ns(self, driver: str) -> int:
+        """When the driver was last asked for its limit."""
+        lines = [x for x in self._channels.lines(driver) if x.quantity == "power_limit_w"]
+        last = [self._channels.good(x.name, x.conversion.column).t_ns[-1:] for x in lines if _is_quantity(x.conversion)]
+        return max((int(t_ns[0]) for t_ns in last if len(t_ns)), default=0)
 
     def _requested_steps(self, device: str) -> Steps | None:
         if device not in self._requested:
-            lines = [line for line in self._lines(device) if line.quantity == "power_limit_w"]
+            lines = [line for line in self._channels.lines(device) if line.quantity == "power_limit_w"]
             line = next((line for line in lines if line.name.endswith("_requested")), None)
             self._requested[device] = self._steps(line) if line is not None else None
         return self._requested[device]
@@ -355,20 +364,84 @@ class Settings:
         c = line.conversion
         if not isinstance(c, QuantityConversion):
             return None
-        read = self._good(line.name, c.column)
+        read = self._channels.good(line.name, c.column)
         return steps_of(read.t_ns, read.codes[c.column] * c.per_code) if len(read.t_ns) else None
 
     def _opened_w(self, device: str) -> float | None:
         """The management limit when the driver's source was opened."""
-        limits = (number(line.detail, "power_limit_mw") for line in self._lines(device))
+        limits = (number(line.detail, "power_limit_mw") for line in self._channels.lines(device))
         return next((mw / 1e3 for mw in limits if mw is not None), None)
 
-    # -- whether it was honoured ------------------------------------------------------------------------------------
 
-    def verdict(self, device: str, span: tuple[int, int, Enforced | None], cap: Setting) -> tuple[str, str, bool]:
+class _Clocks:
+    """Clocks: as events say that they were enforced, as phases state them, and as they were observed."""
+
+    def __init__(self, channels: _Channels) -> None:
+        self._channels, self._enforced = channels, channels.run.enforced
+        self._observed: dict[tuple[str, str, Span], tuple[float | None, int]] = {}
+
+    def locked(self, device: str, knob: str, span: Span, stated: Mapping[str, Any]) -> Setting:
+        """A clock: as events say that it was enforced, else as phases state it."""
+        clock, driver, setting = _CLOCKS[knob], self._channels.driver_of(device), span[2]
+        of_class = setting.of(enforced_name(knob, UNITS[knob]), driver) if setting is not None else None
+        told = self._locks(driver, knob, span) if of_class is None else (of_class,)
+        mhz = told[0] if len(told) == 1 and told[0] else None
+        said, asked_hz = self._channels.stating(driver, knob, mhz, span[1]), asked_clock_hz(stated, clock.attribute)
+        return Setting(
+            asked_hz if asked_hz is not None or said is None else _hz(said.asked),
+            None if said is None else _hz(said.requested),
+            _hz(mhz),
+            is_driven=mhz is not None or len(told) > 1,
+        )
+
+    def changes(self, driver: str, span: Span) -> Iterator[str]:
+        """A note on each clock that was locked at several values."""
+        for knob in _CLOCKS:
+            changes = len(self._locks(driver, knob, span)) - 1
+            if changes > 0:
+                yield f"the {GPU_KNOBS[knob].words} that was enforced changed {times(changes)}"
+
+    def _locks(self, driver: str, knob: str, span: Span) -> Sequence[float]:
+        """What was enforced of a clock, one after the other."""
+        steps = self._enforced.others.get((enforced_name(knob, UNITS[knob]), driver))
+        return () if steps is None else steps.between(span[0], span[1])
+
+    def observed(self, device: str, suffix: str, span: Span) -> tuple[float | None, int]:
+        """Mean of a clock while the device worked, or of all readings where its driver does not tell when that was; and
+        of how many."""
+        key = driver, _, _ = self._channels.driver_of(device), suffix, span
+        if key not in self._observed:
+            clock_hz, bits = self._channels.clock_with_events(driver, suffix, span)
+            worked = clock_hz[(bits & _IDLE) == 0] if len(bits) else self._channels.series(driver, suffix, span)[1]
+            self._observed[key] = float(worked.mean()) if len(worked) else None, len(worked)
+        return self._observed[key]
+
+    def beside(self, driver: str, held: KnobSetting, span: Span) -> str:
+        """The clock that was measured, where it was off its lock: a cap may hold it below."""
+        clock, asked_mhz = _CLOCKS.get(held.knob), held.asked
+        observed_hz = self.observed(driver, clock.line, span)[0] if clock is not None else None
+        if observed_hz is None or asked_mhz is None or abs(observed_hz * 1e-6 - asked_mhz) <= CLOCK_STEP_MHZ:
+            return ""
+        return f" ({observed_hz * 1e-6:.0f} MHz measured)"
+
+    def looks(self, driver: str, suffix: str, asked_mhz: float, span: Span) -> tuple[int, int]:
+        """How often a clock was read while the device worked, and how often it was off its lock without a reason."""
+        clock_hz, bits = self._channels.clock_with_events(driver, suffix, span)
+        works = (bits & _IDLE) == 0
+        off = np.abs(clock_hz * 1e-6 - asked_mhz) > CLOCK_STEP_MHZ
+        return int(works.sum()), int((works & off & ((bits & _SLOWED) == 0)).sum())
+
+
+class _Verdicts:
+    """Whether what was set was honoured (`powerd_core.verdict`)."""
+
+    def __init__(self, channels: _Channels, caps: _Caps, clocks: _Clocks) -> None:
+        self._channels, self._caps, self._clocks = channels, caps, clocks
+
+    def of(self, device: str, span: Span, cap: Setting) -> tuple[str, str, bool]:
         """Verdict and why over a stretch, and whether somebody held a lease of a knob meanwhile."""
-        driver, end_ns = self._driver(device), span[1]
-        told = {s.knob: s for t_ns, s in self._events if s.device == driver and t_ns <= end_ns}
+        driver = self._channels.driver_of(device)
+        told = self._channels.last(driver, span[1])
         held = {knob: s for knob, s in told.items() if s.asked is not None or s.state in _TAKEN}
         evidence = self._limited(driver, span)
         verdicts = [self._judge(driver, s, span, cap, evidence) for s in held.values()]
@@ -381,24 +454,33 @@ class Settings:
             why = "too short for the driver's counters, which are read now and then: a run should last some seconds"
         return verdict.value, why, bool(held)
 
+    def held(self, device: str, span: Span) -> str:
+        """What was held over a stretch, and the verdict on it: ``power cap 120 W held: honoured, binding``."""
+        driver = self._channels.driver_of(device)
+        held = [s for s in self._channels.last(driver, span[1]).values() if s.asked is not None]
+        texts = [f"{_noun(s)} {s.asked:g} {s.unit} held{self._clocks.beside(driver, s, span)}" for s in held]
+        cap, _ = self._caps.of(device, span, {})
+        verdict, why, is_held = self.of(device, span, cap)
+        return f"{' and '.join(texts) or 'a lease'}: {joined(verdict, why)}" if is_held else ""
+
     def _judge(
-        self, driver: str, told: KnobSetting, span: tuple[int, int, Enforced | None], cap: Setting, evidence: Evidence
+        self, driver: str, told: KnobSetting, span: Span, cap: Setting, evidence: Evidence
     ) -> tuple[Verdict, str]:
         if told.state in _TAKEN:
             return Verdict.OVERRIDDEN, told.why
         if told.knob == "power_cap":
             return judge(told.knob, told.asked, cap.requested, cap.enforced, evidence)
         if told.knob in _CLOCKS and told.asked is not None:
-            looks, missed = self._looks(driver, _CLOCKS[told.knob].line, told.asked, span)
+            looks, missed = self._clocks.looks(driver, _CLOCKS[told.knob].line, told.asked, span)
             evidence = replace(evidence, looks=looks, missed=missed)
         return judge(told.knob, told.asked, told.requested, told.enforced, evidence)
 
-    def _limited(self, driver: str, span: tuple[int, int, Enforced | None]) -> Evidence:
+    def _limited(self, driver: str, span: Span) -> Evidence:
         """What the driver has counted at its limits in a stretch, between the first and the last of its readings."""
         counted: dict[str, float] = {}
         duration_s = 0.0
         for name, suffix in _LIMITED.items():
-            t_ns, seconds = self._series(driver, suffix, span)
+            t_ns, seconds = self._channels.series(driver, suffix, span)
             if len(t_ns) > 1:
                 steps_s = np.diff(t_ns) * 1e-9
                 # Readings of another setting between two of ours are no evidence for ours.
@@ -409,65 +491,7 @@ class Settings:
 
     def _counts(self, driver: str) -> bool:
         """Whether there are channels of what the driver counts at its limits."""
-        return any(line.name.endswith(f".{_LIMITED['at_cap_s']}") for line in self._lines(driver))
-
-    def _looks(
-        self, driver: str, suffix: str, asked_mhz: float, span: tuple[int, int, Enforced | None]
-    ) -> tuple[int, int]:
-        """How often a clock was read while the device worked, and how often it was off its lock without a reason."""
-        clock_hz, bits = self._clock_with_events(driver, suffix, span)
-        works = (bits & _IDLE) == 0
-        off = np.abs(clock_hz * 1e-6 - asked_mhz) > CLOCK_STEP_MHZ
-        return int(works.sum()), int((works & off & ((bits & _SLOWED) == 0)).sum())
-
-    def _clock_with_events(
-        self, driver: str, suffix: str, span: tuple[int, int, Enforced | None]
-    ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """Readings of a clock in hertz, and what the driver told in the same scans of why it was so."""
-        t_ns, clock_hz = self._series(driver, suffix, span)
-        events_ns, reasons = self._series(driver, "clock_events", span)
-        if not len(events_ns):
-            return clock_hz[:0], np.zeros(0, np.int64)
-        after = np.searchsorted(events_ns, t_ns).clip(max=len(events_ns) - 1)
-        before = (after - 1).clip(0)
-        is_before = np.abs(events_ns[before] - t_ns) < np.abs(events_ns[after] - t_ns)
-        near = np.where(is_before, before, after)
-        is_same_scan = np.abs(events_ns[near] - t_ns) <= _SCAN_NS
-        return clock_hz[is_same_scan], reasons[near[is_same_scan]].astype(np.int64)
-
-    def _series(
-        self, driver: str, suffix: str, span: tuple[int, int, Enforced | None]
-    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Times and values of a channel of the driver in a stretch, in order; empty where there is none."""
-        begin_ns, end_ns, setting = span
-        line = next((x for x in self._lines(driver) if x.name.endswith(f".{suffix}")), None)
-        if line is None or not isinstance(line.conversion, QuantityConversion):
-            return np.zeros(0, np.int64), np.zeros(0)
-        read = self._good(line.name, line.conversion.column)
-        here = (read.t_ns >= begin_ns) & (read.t_ns <= end_ns)
-        if setting is not None:
-            here &= self._run.enforced.holds(setting, read.t_ns)
-        return read.t_ns[here], read.codes[line.conversion.column][here] * line.conversion.per_code
-
-    # -- what is observed ------------------------------------------------------------------------------------------
-
-    def _clock(self, device: str, suffix: str, span: tuple[int, int, Enforced | None]) -> tuple[float | None, int]:
-        """Mean of a clock while the device worked, or of all readings where its driver does not tell when that was; and
-        of how many."""
-        key = driver, _, _ = self._driver(device), suffix, span
-        if key not in self._clocks:
-            clock_hz, bits = self._clock_with_events(driver, suffix, span)
-            worked = clock_hz[(bits & _IDLE) == 0] if len(bits) else self._series(driver, suffix, span)[1]
-            self._clocks[key] = float(worked.mean()) if len(worked) else None, len(worked)
-        return self._clocks[key]
-
-    def _lines(self, device: str) -> list[RunLine]:
-        return [line for line in self._run.lines.values() if line.device == device]
-
-    def _good(self, line: str, column: str) -> Readings:
-        if line not in self._read:
-            self._read[line] = self._run.good_readings(line, column)
-        return self._read[line]
+        return any(line.name.endswith(f".{_LIMITED['at_cap_s']}") for line in self._channels.lines(driver))
 
 
 _LIMITED = {"at_cap_s": "at_power_cap", "thermal_s": "thermal", "brake_s": "power_brake"}
@@ -482,7 +506,6 @@ _SCAN_NS = 20_000_000
 
 @dataclass(frozen=True, slots=True)
 class _Clock:
-    noun: str
     attribute: str
     """Of phases, without its unit."""
     line: str
@@ -490,8 +513,8 @@ class _Clock:
 
 
 _CLOCKS = {
-    "sm_clock": _Clock("SM clock", "clock", "sm_clock"),
-    "mem_clock": _Clock("memory clock", "memory_clock", "memory_clock"),
+    "sm_clock": _Clock("clock", "sm_clock"),
+    "mem_clock": _Clock("memory_clock", "memory_clock"),
 }
 """By knob."""
 
@@ -503,7 +526,7 @@ def _clock_note(knob: str, s: Setting) -> str:
     claims = [f"{mhz_text(s.asked)} were asked"] if s.asked is not None and s.asked != s.enforced else []
     if s.requested is not None and s.requested != s.enforced:
         claims.append(f"{mhz_text(s.requested)} were requested")
-    return f"{_CLOCKS[knob].noun}: {', '.join(claims)}, {mhz_text(s.enforced)} enforced" if claims else ""
+    return f"{GPU_KNOBS[knob].words}: {', '.join(claims)}, {mhz_text(s.enforced)} enforced" if claims else ""
 
 
 def _noun(s: KnobSetting) -> str:

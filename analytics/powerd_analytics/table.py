@@ -85,6 +85,7 @@ from powerd_client.phase import BASELINE
 from powerd_client.signal import Signal
 from powerd_core.errors import AnalysisError
 from powerd_core.model import Fault
+from powerd_core.settings import GPU_KNOBS
 from powerd_core.text import times
 
 RESOLVABLE_SHARE = 0.9
@@ -502,17 +503,13 @@ def _inside_changing(run: Run, family: Sequence[int]) -> NDArray[np.bool_]:
     return _inside(p, p.of([i for i in iteration_labels(run, family) if _is_changing(run, i)]))
 
 
-_KNOBS = {"power_cap": "cap", "sm_clock": "SM clock", "mem_clock": "memory clock"}
-"""What knobs are called in tables."""
-
-
 def group_text(group: Mapping[str, Any], fallback: str = "run") -> str:
     """A group for an axis: the model's name, the product's, whatever else it has, the batch size."""
 
     def part(name: str, value: Any) -> str:
         knob, unit = knob_of(name)
         if knob:
-            what = _KNOBS.get(knob, knob)
+            what = GPU_KNOBS[knob].heading if knob in GPU_KNOBS else knob
             return f"{what} {value} {unit}" if is_number_cell(value) else f"{what} {value}"
         if name in ("model", "device_name", PASSES_OF):
             return str(value)

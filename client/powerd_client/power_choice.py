@@ -24,6 +24,7 @@ from powerd_client.live_energy import Energy
 from powerd_client.log import tell
 from powerd_core.errors import ConfigError, ControlError, PeerError, WireError
 from powerd_core.lease import Range, Request, option_of
+from powerd_core.settings import GPU_KNOBS
 from powerd_core.verdict import Verdict
 
 POWER_CHOICE = "power-choice"
@@ -36,8 +37,8 @@ MOST_FAILED = 6
 """Windows that did not count, before the search is given up."""
 _READINGS_S = 5.0
 """How long to wait for the last readings of a window."""
-KNOBS = {"power_cap": ("power cap", "W"), "sm_clock": ("SM clock", "MHz")}
-"""What may be chosen, in words, and its unit."""
+KNOBS = ("power_cap", "sm_clock")
+"""What may be chosen."""
 
 EnergyBetween = Callable[[int, int, float], Sequence[Energy]]
 """The energies of all devices between two moments of the host's clock, waiting so many seconds for readings."""
@@ -108,7 +109,7 @@ class PowerChooser:
 
     def __exit__(self, *_: object) -> None:
         if self._search is not None:
-            self._say(f"the training ended before a {KNOBS[self._knob][0]} was chosen")
+            self._say(f"the training ended before a {GPU_KNOBS[self._knob].words} was chosen")
         self._end()
 
     @contextlib.contextmanager
@@ -256,11 +257,11 @@ class PowerChooser:
         tell(f"{text}; the search took {cost_j:+.0f} J and {cost_s:+.1f} s against staying there from the beginning")
 
     def _shown(self, level: float) -> str:
-        name, unit = KNOBS[self._knob]
-        return f"{name} of {level:g} {unit}"
+        knob = GPU_KNOBS[self._knob]
+        return f"{knob.words} of {level:g} {knob.unit}"
 
     def _give_up(self, why: str) -> None:
-        self._say(f"no {KNOBS[self._knob][0]} is chosen: {why}; the training goes on")
+        self._say(f"no {GPU_KNOBS[self._knob].words} is chosen: {why}; the training goes on")
         self._end()
 
     def _say(self, why: str) -> None:
@@ -306,5 +307,5 @@ def _range_here(knob: str) -> tuple[list[str], float, float]:
     levels = {(r.least, r.greatest if knob.endswith("_clock") else r.default) for r in ranges}
     least, default = levels.pop()
     if levels or not isinstance(default, float):
-        raise ControlError(f"{', '.join(devices)} have no common range of {KNOBS[knob][0]}s")
+        raise ControlError(f"{', '.join(devices)} have no common range of {GPU_KNOBS[knob].words}s")
     return devices, least, default

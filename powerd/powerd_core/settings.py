@@ -12,12 +12,44 @@ from dataclasses import asdict, dataclass
 from math import isfinite
 from typing import Any
 
-from powerd_core.hold import UNITS
+from powerd_core.hold import UNITS, option_of
 
-__all__ = ["SETTING", "UNITS", "KnobSetting", "setting_in"]
+__all__ = ["GPU_KNOBS", "KNOB_AS_OPTION", "SETTING", "UNITS", "Knob", "KnobSetting", "setting_in"]
 
 SETTING = "setting"
 """The name of these events. One of that name with other values is somebody else's, and states nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Knob:
+    """A knob of a GPU, and how people call it."""
+
+    name: str
+    words: str
+    """In a sentence."""
+    heading: str
+    """Where there is less room."""
+
+    @property
+    def option(self) -> str:
+        """How programs call it, with its unit: an option of `Meter.hold`, a factor of a campaign."""
+        return option_of(self.name)
+
+    @property
+    def unit(self) -> str:
+        return UNITS[self.name]
+
+
+GPU_KNOBS = {
+    knob.name: knob
+    for knob in (
+        Knob("power_cap", "power cap", "cap"),
+        Knob("sm_clock", "SM clock", "SM clock"),
+        Knob("mem_clock", "memory clock", "memory clock"),
+    )
+}
+KNOB_AS_OPTION = {knob.option: knob for knob in GPU_KNOBS.values()}
+"""By `Knob.option`."""
 
 
 @dataclass(frozen=True, slots=True)

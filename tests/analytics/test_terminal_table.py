@@ -7,7 +7,7 @@ import json
 import make_layers
 import numpy as np
 import pytest
-from command import joules
+from command import joules, refused
 from make_run import MS, LineSpec, PhaseSpec, S, constant, make_run
 
 from powerd_analytics.breakdown import breakdowns, is_part
@@ -131,6 +131,10 @@ def test_every_iteration_in_every_format_for_programs(tmp_path, capsys):
     from_csv = list(csv.DictReader(io.StringIO(written["csv"])))
     assert [float(row["energy_j"]) for row in from_csv] == [row["energy_j"] for row in rows]
     assert from_csv[0]["model"] == "'=net"
+    for option in (["--paper"], ["--mix", "pascal=2,maxwell=2"], ["--card-spread", "0.03"]):
+        assert "takes one run file" in refused(
+            capsys, "tables", path, "--table", "iterations", "--format", "csv", *option
+        )
     parquet = pytest.importorskip("pyarrow.parquet")
     shown(capsys, path, "--table", "iterations", "--format", "parquet", "--output", tmp_path / "i.parquet")
     assert parquet.read_table(tmp_path / "i.parquet").to_pylist() == rows

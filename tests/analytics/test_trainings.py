@@ -141,8 +141,9 @@ def test_options_that_cannot_be_meant_are_refused(small, capsys, arguments):
 
 def test_gpus_of_one_run_are_added_up_with_independent_uncertainties(frame):
     records = rows_of(frame)
-    summed = [r for r in rows_of(summed_devices(frame)) if r["kind"] == "total"]
+    summed = [r for r in rows_of(summed_devices(frame.assign(cores=8))) if r["kind"] == "total"]
     assert {r["device"] for r in summed} == {"gpu0+gpu1"}
+    assert {r["cores"] for r in summed} == {8}, "both GPUs are in one machine"
     for total in summed:
         parts = [r for r in records if r["kind"] == "total" and r["path"] == total["path"]]
         parts = [r for r in parts if r["batch_size"] == total["batch_size"]]

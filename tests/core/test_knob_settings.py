@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from powerd_core.settings import UNITS, KnobSetting, setting_in
+from powerd_core.settings import KNOB_AS_OPTION, UNITS, KnobSetting, setting_in
 
 amounts = st.none() | st.floats(1e-3, 1e6)
 
@@ -25,3 +25,9 @@ def test_anything_else_states_nothing(wrong):
     assert setting_in(good | wrong) is None
     del good["enforced"]
     assert setting_in(good) is None
+
+
+def test_knobs_of_a_gpu_are_known_by_option_with_their_unit():
+    assert {option: (knob.name, knob.unit) for option, knob in KNOB_AS_OPTION.items()} == {
+        "power_cap_w": ("power_cap", "W"), "sm_clock_mhz": ("sm_clock", "MHz"), "mem_clock_mhz": ("mem_clock", "MHz"),
+    }  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any
@@ -31,6 +31,35 @@ Numbers = NDArray[np.signedinteger[Any]]
 
 
 @dataclass(frozen=True, slots=True)
+class Magnification:
+    """What the repetitions say of one kind of ordinary phases, by its class. Without a power, ``note`` says why."""
+
+    note: str
+    power_w: float | None = None
+    u_share: float = 0.0
+    """Relative standard uncertainty of its energy, but for the sensor's gain and zero."""
+    u_sensor: float = 0.0
+    """The same by these."""
+    rectangle: float = 0.0
+    """The rectangle among ``u_sensor``, likewise relative."""
+    is_difference: bool = False
+    """Whether it is told with what the repeated kinds leave of the iteration."""
+
+
+@dataclass(slots=True)
+class Known:
+    """What has been found out of a part, each once. A part of one of its lines alone shares it."""
+
+    states: States | None = None
+    posteriors: dict[int, Posterior] = field(default_factory=dict)
+    """By the signal's `id`, as the next."""
+    upto: dict[int, tuple[Ints, Upto]] = field(default_factory=dict)
+    """Moments, and what the signal has up to them."""
+    magnified: dict[tuple[int, ...], Mapping[int, Magnification]] = field(default_factory=dict)
+    """By the `id` of its signals (`powerd_analytics.energy.magnified.magnified_kinds`)."""
+
+
+@dataclass(frozen=True, slots=True)
 class Part:
     """The lines of one provenance that feed one device; nearly always all of them."""
 
@@ -41,20 +70,19 @@ class Part:
     alike: tuple[tuple[Signal, ...], ...] = ()
     """Signals of one board that see power alike, first the one with the most. What it finds is where the regressions of
     the others begin."""
-    known: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
-    """What has been found out of it: the states, and a model for each signal."""
+    known: Known = field(default_factory=Known, compare=False, repr=False)
 
     @property
     def states(self) -> States:
         """What went on at each moment, by the phases of those who use the device."""
-        if "states" not in self.known:
-            self.known["states"] = States.of(ranks_of(self.run).on(self.run, self.device)[0].phases)
-        states: States = self.known["states"]
-        return states
+        if self.known.states is None:
+            self.known.states = States.of(ranks_of(self.run).on(self.run, self.device)[0].phases)
+        return self.known.states
 
     def posterior(self, signal: Signal) -> Posterior:
         """What one of the signals tells of the power of the states. It has two good readings or more."""
-        if id(signal) not in self.known:
+        posteriors = self.known.posteriors
+        if id(signal) not in posteriors:
             clock = signal.clock
             bound = (
                 float(np.max(clock.bound_ns(signal.t_ns[[0, -1]]))) if clock is not None and len(clock.t_ns) else 0.0
@@ -63,9 +91,8 @@ class Part:
             beginning = self.posterior(alike[0]).beginning if alike[0] is not signal else None
             # On matrices of this size more threads take longer, and beside a training very much longer.
             with threadpool_limits(1, "blas"):
-                self.known[id(signal)] = fit_line(signal, self.states, bound, self._others_of(signal), beginning)
-        posterior: Posterior = self.known[id(signal)]
-        return posterior
+                posteriors[id(signal)] = fit_line(signal, self.states, bound, self._others_of(signal), beginning)
+        return posteriors[id(signal)]
 
     def _others_of(self, signal: Signal) -> list[Signal]:
         """The other lines that the line's source has of the same power, as a GPU's driver does; none for a counter and
@@ -86,12 +113,11 @@ class Part:
 
     def upto(self, signal: Signal, moments_ns: Ints) -> Upto:
         """What the signal has up to moments in order. Those asked for first, usually of all phases, are remembered."""
-        key = "upto", id(signal)
-        if key not in self.known:
+        if id(signal) not in self.known.upto:
             ends = np.array([self.run.begin_ns, self.run.end_ns])
             every = moments_of(moments_ns, ends)
-            self.known[key] = every, upto(self.posterior(signal).model, every)
-        every, grown = self.known[key]
+            self.known.upto[id(signal)] = every, upto(self.posterior(signal).model, every)
+        every, grown = self.known.upto[id(signal)]
         at = np.minimum(np.searchsorted(every, moments_ns), len(every) - 1)
         if np.array_equal(every[at], moments_ns):
             # Of millions of moments in a row no copies.

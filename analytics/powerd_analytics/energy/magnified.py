@@ -23,7 +23,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from powerd_analytics.energy.budget import KINDS, LIMIT
-from powerd_analytics.energy.devices import Part, PhaseColumns, interval_budget, interval_energies, part_phase_energies
+from powerd_analytics.energy.devices import (
+    Magnification,
+    Part,
+    PhaseColumns,
+    interval_budget,
+    interval_energies,
+    part_phase_energies,
+)
 from powerd_analytics.energy.uncertainty import NORMAL
 from powerd_analytics.runs.phases import Phases, merged, without
 from powerd_analytics.runs.ranks import ranks_of
@@ -55,34 +62,17 @@ CONSTANT = ("gain", "offset", "quantisation")
 """Parts of the budget that the repeated and the ordinary phases have in common."""
 
 
-@dataclass(frozen=True, slots=True)
-class Magnification:
-    """What the repetitions say of one kind of ordinary phases, by its class. Without a power, ``note`` says why."""
-
-    note: str
-    power_w: float | None = None
-    u_share: float = 0.0
-    """Relative standard uncertainty of its energy, but for the sensor's gain and zero."""
-    u_sensor: float = 0.0
-    """The same by these."""
-    rectangle: float = 0.0
-    """The rectangle among ``u_sensor``, likewise relative."""
-    is_difference: bool = False
-    """Whether it is told with what the repeated kinds leave of the iteration."""
-
-
 def magnified_kinds(run: Run, part: Part) -> Mapping[int, Magnification]:
     """By class of ordinary phases: what repetitions of it say. Of ``run`` the phases count that use the part."""
-    key = "magnified", *map(id, part.signals)  # a part of one of its lines alone shares what is known
-    if key not in part.known:
+    key, known = tuple(map(id, part.signals)), part.known.magnified
+    if key not in known:
         stretches = _stretches(run.phases)
         if stretches and len(ranks_of(run).users(part.device)) > 1:
             note = "not magnified: ranks share the device"
-            part.known[key] = dict.fromkeys(stretches, Magnification(note))
+            known[key] = dict.fromkeys(stretches, Magnification(note))
         else:
-            part.known[key] = _kinds(run, part, stretches)
-    known: dict[int, Magnification] = part.known[key]
-    return known
+            known[key] = _kinds(run, part, stretches)
+    return known[key]
 
 
 def energies_with_magnified(run: Run, part: Part) -> PhaseColumns:

@@ -53,6 +53,7 @@ from powerd_analytics.repeats import averaged, of_a_batch, without_gflops
 from powerd_analytics.text import digits, parsed
 from powerd_analytics.trainings import Length, prepared, without_summands
 from powerd_core.errors import AnalysisError
+from powerd_core.settings import KNOB_AS_OPTION
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -304,7 +305,7 @@ _K = 2.0, 1.5
 """Of the energy-delay sums that are drawn."""
 _FEW_LEVELS = 12
 """More levels than this have no error bars: they would cover each other."""
-SWEPT = {"power_cap_w": "power cap", "sm_clock_mhz": "SM clock", "mem_clock_mhz": "memory clock"}
+SWEPT = {option: knob.words for option, knob in KNOB_AS_OPTION.items()}
 """What energy is drawn over."""
 
 
@@ -345,7 +346,7 @@ def draw_sweep(
 
 
 def _curves(ax: Axes, same: Sequence[Record], ref: Record, ks: Sequence[float], of_knob: str, what: str) -> None:
-    caps, unit = [number_of(r, of_knob) or 0.0 for r in same], "W" if of_knob == "power_cap_w" else "MHz"
+    caps, unit = [number_of(r, of_knob) or 0.0 for r in same], KNOB_AS_OPTION[of_knob.removeprefix(ATTRIBUTE)].unit
     if twice := [cap for cap in caps if caps.count(cap) > 1]:
         raise AnalysisError(f"two configurations have the {what} {twice[0]:g} {unit}: leave one of them out")
     if min(_energy(ref)[0] or 0.0, _time(ref)[0] or 0.0) <= 0:
