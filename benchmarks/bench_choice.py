@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from powerd_analytics.campaigns.adaptive import Adaptive, Verdict
 from powerd_analytics.campaigns.curve import CapCurve, Runs, fit
-from powerd_analytics.campaigns.stopping import Repeats
+from powerd_analytics.campaigns.stopping import StoppingRule
 from powerd_analytics.frame.merits import merit_of
 from powerd_core.gpu_physics import NETWORKS, RTX_6000, Network, operate
 
@@ -401,7 +401,7 @@ def stopping(arguments: Any) -> None:
     for name, draws in {"equal noise": even, "unequal noise": even * spreads, "heavy tails": heavy}.items():
         for half_width in (0.005, 0.007, 0.01):
             cells = 1 + 0.01 * draws
-            rule = Repeats(half_width, 5, most)
+            rule = StoppingRule(half_width, 5, most)
             ended = []
             for values in cells:
                 runs = next(k for k in range(rule.least, most + 1) if rule.is_done(values[:k]))

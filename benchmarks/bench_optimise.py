@@ -28,7 +28,7 @@ from common import machine, options
 
 from powerd_analytics.optimise.lognormal import LognormalPolicy, Parameters
 from powerd_analytics.optimise.policy import Policy, Trial, find_policy
-from powerd_analytics.optimise.simulate import Drift, History, simulate
+from powerd_analytics.optimise.simulate import Drift, SimulatedHistory, simulate
 from powerd_analytics.optimise.traces import JobTrace, read_zeus, zeus_gpus
 from powerd_analytics.optimise.zeus_classes import as_zeus
 
@@ -249,7 +249,7 @@ def against_the_package(traces: Path, seeds: Sequence[int]) -> str:
     return f"{text}; ours in it has {geometric(np.array(shares)):.2f} of the regret of Zeus' policy"
 
 
-def in_their_simulator(traces: Path, gpu: str, like: History, policy: str) -> list[Any]:
+def in_their_simulator(traces: Path, gpu: str, like: SimulatedHistory, policy: str) -> list[Any]:
     import pandas as pd
     from zeus._legacy.job import Job
     from zeus._legacy.policy.optimizer import JITPowerLimitOptimizer, PruningGTSBatchSizeOptimizer
@@ -269,7 +269,7 @@ def in_their_simulator(traces: Path, gpu: str, like: History, policy: str) -> li
     return runs
 
 
-def is_same(history: History, runs: list[Any]) -> bool:
+def is_same(history: SimulatedHistory, runs: list[Any]) -> bool:
     pairs = zip(history.runs, runs, strict=False)
     return len(history.runs) == len(runs) and all(
         (a.settings.batch_size, a.settings.power_cap_w, a.is_reached) == (b.bs, b.pl, b.reached)

@@ -30,7 +30,7 @@ from powerd_analytics.figures import (
 )
 from powerd_analytics.frame.figure import Figure, Record, figure_of, number_of
 from powerd_analytics.metrics import weighted_mean
-from powerd_analytics.runs.accuracy import BEST, Target, series_of
+from powerd_analytics.runs.accuracy import BEST, ResultTarget, series_of
 from powerd_analytics.runs.in_force import knob_of
 from powerd_analytics.runs.nesting import PASSES_OF
 from powerd_analytics.runs.phases import LAYER, without
@@ -53,7 +53,7 @@ _OF_ALL = (
 
 
 def target_frame(
-    path: Path, target: Target, device: str | None = None, calibration: Path | None = None, *,
+    path: Path, target: ResultTarget, device: str | None = None, calibration: Path | None = None, *,
     progress: Progress = no_progress,
 ) -> Frame:  # fmt: skip
     """The frame of a run whose totals begin with their first phase and end with the first result that meets a target.
@@ -78,7 +78,7 @@ def target_frame(
     return worked_out(frame_from(records))
 
 
-def _up_to(whole: Run, part: Part, total: TotalRow, target: Target) -> dict[str, Any]:
+def _up_to(whole: Run, part: Part, total: TotalRow, target: ResultTarget) -> dict[str, Any]:
     """The columns of a total of what its phases began, up to the first result that meets the target."""
     run, _ = ranks_of(whole).on(whole, part.device)
     p, labels = run.phases, labels_of(run, total)
@@ -112,7 +112,7 @@ def _up_to(whole: Run, part: Part, total: TotalRow, target: Target) -> dict[str,
     return columns | parts | {"energy_j": joules.energy_j, "is_lower_bound": clip.is_lower_bound}
 
 
-def check_reached(frame: Frame, target: Target) -> None:
+def check_reached(frame: Frame, target: ResultTarget) -> None:
     """Raises `AnalysisError` where no run has such a result, naming those that there are."""
     names = results_in(frame)
     if target.name not in names:
@@ -147,7 +147,7 @@ def results_in(frame: Frame) -> list[str]:
 
 
 def accuracy_table(
-    means: Frame, every: Frame, target: Target | None = None, weights: Mapping[str, float] | None = None
+    means: Frame, every: Frame, target: ResultTarget | None = None, weights: Mapping[str, float] | None = None
 ) -> Table:
     """Results of each configuration beside its seconds and joules, of the whole or up to a target.
 

@@ -161,7 +161,7 @@ EDP = "edp_per_sample_js"
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class PhaseSample:
     """A phase or a total with its single phases in the order of time: the joules of those that have a figure, the
     seconds of all that ended. Empty for totals."""
 
@@ -189,13 +189,13 @@ class Sample:
         return round(s_per_batch / s_per_sample, 6) if s_per_batch and s_per_sample else None
 
 
-def read_samples(paths: Sequence[Path], device: str | None = None, *, progress: Progress = no_progress) -> list[Sample]:
+def read_samples(paths: Sequence[Path], device: str | None = None, *, progress: Progress = no_progress) -> list[PhaseSample]:
     """The phases and totals of some run files, those of parts of one training replaced by the training's.
 
     Run files are read also where an index has their frames: what tells chance from a difference are the single phases
     and whose sensors measured them. Errors as `powerd_analytics.trainings.read_runs`.
     """
-    samples: list[Sample] = []
+    samples: list[PhaseSample] = []
     frames = []
     for i, path in enumerate(paths):
         own, frame = run_samples(path, device, progress=part_of(progress, i, len(paths), path.name))
@@ -209,7 +209,7 @@ def read_samples(paths: Sequence[Path], device: str | None = None, *, progress: 
 
 def run_samples(
     path: Path, device: str | None = None, *, progress: Progress = no_progress
-) -> tuple[list[Sample], Frame]:
+) -> tuple[list[PhaseSample], Frame]:
     """The phases and totals of a run file with what is behind them, in the order of its frame; and the frame.
 
     Errors as `powerd_analytics.figures.run_frame`.
@@ -220,7 +220,7 @@ def run_samples(
     frame = frame_of(run, table)
     rows: list[PhaseRow | TotalRow] = [*table.phases, *table.totals]
     records = rows_of(frame.iloc[: len(rows)])
-    samples: dict[int, Sample] = {}
+    samples: dict[int, PhaseSample] = {}
     for part in parts:
         own = [i for i, row in enumerate(rows) if (row.device, row.provenance) == (part.device, part.provenance)]
         of_part = _samples_of_part(run, part, [(rows[i], records[i]) for i in own])
@@ -228,7 +228,7 @@ def run_samples(
     return [samples[i] for i in range(len(rows))], frame
 
 
-def _samples_of_part(whole: Run, part: Part, rows: Sequence[tuple[PhaseRow | TotalRow, Record]]) -> list[Sample]:
+def _samples_of_part(whole: Run, part: Part, rows: Sequence[tuple[PhaseRow | TotalRow, Record]]) -> list[PhaseSample]:
     run, sharing = ranks_of(whole).on(whole, part.device)
     # Before all columns of the device are in memory: of a line one is kept. A device's only line is the device.
     several = part.signals if len(part.signals) > 1 else ()
@@ -239,7 +239,7 @@ def _samples_of_part(whole: Run, part: Part, rows: Sequence[tuple[PhaseRow | Tot
     samples = []
     for row, record in rows:
         if isinstance(row, TotalRow):
-            samples.append(Sample(record, _NONE, _NONE, _sensors(run, part, lines, record, slice(None), 1)))
+            samples.append(PhaseSample(record, _NONE, _NONE, _sensors(run, part, lines, record, slice(None), 1)))
             continue
         of_row = run.phases.of(labels_of(run, row))
         which, count = np.flatnonzero(of_row & good), np.count_nonzero(of_row & ended)
@@ -247,7 +247,7 @@ def _samples_of_part(whole: Run, part: Part, rows: Sequence[tuple[PhaseRow | Tot
         which = which if row.j_per_batch is not None and len(which) >= 0.5 * count else which[:0]
         sensors = _sensors(run, part, lines, record, which, sharing)
         seconds = columns.duration_s[of_row & ended]
-        samples.append(Sample(record, columns.energy_j[which] / sharing, seconds, sensors))
+        samples.append(PhaseSample(record, columns.energy_j[which] / sharing, seconds, sensors))
     return samples
 
 
@@ -287,7 +287,7 @@ def _identity(run: Run, line: RunLine) -> str:
     return repr((host, line.board, line.source, line.name, line.conversion, line.accuracy, own))
 
 
-def merge_samples(samples: Sequence[Sample], frame: Frame) -> list[Sample]:
+def merge_samples(samples: Sequence[PhaseSample], frame: Frame) -> list[PhaseSample]:
     """The samples of a campaign, those of parts of one training replaced by the training's.
 
     ``frame`` is that of its runs, whose phases and totals the samples are, in its order. A training has no series of
@@ -302,27 +302,27 @@ def merge_samples(samples: Sequence[Sample], frame: Frame) -> list[Sample]:
         number = number_of(record, "sample")
         del record["sample"]
         of_one = samples[int(number)] if number is not None and record["machines"] is None else None
-        merged.append(replace(of_one, record=record) if of_one else Sample(record, _NONE, _NONE, ()))
+        merged.append(replace(of_one, record=record) if of_one else PhaseSample(record, _NONE, _NONE, ()))
     return merged
 
 
 # -- what the sensors leave open ---------------------------------------------------------------------------------------
 
 
-def same_sensors(a: Sequence[Sample], b: Sequence[Sample]) -> bool:
+def same_sensors(a: Sequence[PhaseSample], b: Sequence[PhaseSample]) -> bool:
     """Whether all of both sides comes from the same lines with the same calibration."""
     every = [sorted(sensor.identity for sensor in s.sensors) for s in [*a, *b]]
     return bool(every[0]) and all(identities == every[0] for identities in every)
 
 
-def u_systematic(side: Sequence[Sample], figure: str) -> float:
+def u_systematic(side: Sequence[PhaseSample], figure: str) -> float:
     """Systematic standard uncertainty of one side's mean."""
     if figure.startswith("s_"):
         return float(np.mean([MARK_S / s.size(figure) for s in side]))
     return float(np.mean([(number_of(s.record, "u_systematic_j") or 0.0) / s.work(figure) for s in side]))
 
 
-def u_difference_j(a: Sequence[Sample], b: Sequence[Sample], figure: str, *, same: bool) -> float:
+def u_difference_j(a: Sequence[PhaseSample], b: Sequence[PhaseSample], figure: str, *, same: bool) -> float:
     """Systematic standard uncertainty of ``b - a`` of a figure of joules.
 
     Different sensors are off independently. The same sensor is off by the same gain and zero on both sides, sees power
@@ -346,7 +346,7 @@ def u_difference_j(a: Sequence[Sample], b: Sequence[Sample], figure: str, *, sam
     return sqrt(sum(u**2 for u in shared) + sum(own) + rounding**2)
 
 
-def _mean_sensors(side: Sequence[Sample], figure: str) -> dict[str, Sensor]:
+def _mean_sensors(side: Sequence[PhaseSample], figure: str) -> dict[str, Sensor]:
     """Mean part of each line in the joules of one batch or sample of one side."""
     parts: dict[str, list[tuple[float, Sensor]]] = {}
     for sample in side:
@@ -462,7 +462,7 @@ class Comparison:
 
 
 def compare(
-    a: Sequence[Sample], b: Sequence[Sample], ignore: Sequence[str] = (), *others: Sequence[Sample]
+    a: Sequence[PhaseSample], b: Sequence[PhaseSample], ignore: Sequence[str] = (), *others: Sequence[PhaseSample]
 ) -> Comparison:
     """Compare the phases and totals of two campaigns, or of ``others`` too, each with A.
 
@@ -501,7 +501,7 @@ _NO_SIZES = (
 _NO_FIGURES = "the two have nothing in common: no phase of the same name has joules or seconds in both"
 
 
-def _of_one_frame(given: Sequence[Sequence[Sample]]) -> tuple[Frame, list[list[Sample]]]:
+def _of_one_frame(given: Sequence[Sequence[PhaseSample]]) -> tuple[Frame, list[list[PhaseSample]]]:
     """A frame of all samples, and the sides with its rows as their records: one type a column."""
     frame = frame_from(s.record for side in given for s in side)
     records = iter(rows_of(frame))
@@ -509,7 +509,7 @@ def _of_one_frame(given: Sequence[Sequence[Sample]]) -> tuple[Frame, list[list[S
 
 
 def _differences(
-    shared: Sequence[Key], sides: Sequence[Mapping[Key, Sequence[Sample]]], names: Sequence[str]
+    shared: Sequence[Key], sides: Sequence[Mapping[Key, Sequence[PhaseSample]]], names: Sequence[str]
 ) -> tuple[list[Difference], int]:
     """The figures that A and another side have in rows of one key, and how many of the keys have none, since some
     batches have no known size. Of one key all sides have the same figures, so that they are read in one line."""
@@ -527,7 +527,7 @@ def _differences(
     return [d for d in differences if d is not None], sum(not own for own in figures.values())
 
 
-def _figures_of(same: Sequence[Sample], names: Sequence[str], key: Key) -> tuple[str, ...]:
+def _figures_of(same: Sequence[PhaseSample], names: Sequence[str], key: Key) -> tuple[str, ...]:
     """The figures that rows of one key are compared by; none where the size of some batches is not known."""
     sizes = {s.batch for s in same if s.record["s_per_batch"] is not None}
     if len(sizes) <= 1:
@@ -551,10 +551,10 @@ def _ignorable(name: str, frame: Frame) -> str:
     return meant
 
 
-def _nothing_in_common(a: Sequence[Sample], b: Sequence[Sample], names: Sequence[str]) -> str:
+def _nothing_in_common(a: Sequence[PhaseSample], b: Sequence[PhaseSample], names: Sequence[str]) -> str:
     """What differs between the two, and which settings to ignore so that something is left to compare."""
 
-    def values(side: Sequence[Sample], name: str) -> str:
+    def values(side: Sequence[PhaseSample], name: str) -> str:
         every = dict.fromkeys(_value(s.record, name) for s in side)
         return first_of([_plain(name, v) for v in every if v is not None], ", ", 4) or "none"
 
@@ -575,7 +575,7 @@ def _nothing_in_common(a: Sequence[Sample], b: Sequence[Sample], names: Sequence
 
 
 def _settings(
-    sides: Sequence[Sequence[Sample]], factors: Sequence[str]
+    sides: Sequence[Sequence[PhaseSample]], factors: Sequence[str]
 ) -> tuple[tuple[str, ...], tuple[tuple[str, *tuple[Cell, ...]], ...]]:
     """The columns by which rows match, and those in which all of one side differs from all of another."""
     names, different = [*_ALWAYS], list[tuple[str, *tuple[Cell, ...]]]()
@@ -589,7 +589,7 @@ def _settings(
 
 
 def _without_unstated(
-    sides: Sequence[Sequence[Sample]], names: tuple[str, ...], settings: tuple[tuple[str, *tuple[Cell, ...]], ...]
+    sides: Sequence[Sequence[PhaseSample]], names: tuple[str, ...], settings: tuple[tuple[str, *tuple[Cell, ...]], ...]
 ) -> tuple[tuple[str, ...], tuple[tuple[str, *tuple[Cell, ...]], ...]]:
     """Settings that all of one side has at one level, and all of another at another, are what is compared also where
     some rows, as those of a warm-up, do not state them; as long as other columns keep these rows apart."""
@@ -608,8 +608,8 @@ def _value(record: Record, name: str) -> Cell:
     return record[name] if cap is None else round(cap / CAP_STEP_W) * CAP_STEP_W
 
 
-def _by_key(samples: Iterable[Sample], names: Sequence[str]) -> dict[Key, list[Sample]]:
-    by_key: dict[Key, list[Sample]] = {}
+def _by_key(samples: Iterable[PhaseSample], names: Sequence[str]) -> dict[Key, list[PhaseSample]]:
+    by_key: dict[Key, list[PhaseSample]] = {}
     for sample in samples:
         by_key.setdefault(tuple(_value(sample.record, n) for n in names), []).append(sample)
     return by_key
@@ -627,7 +627,7 @@ def _is_of_batch(record: Record) -> bool:
     return record["batch_size"] is not None or is_inside or record["phase"] in _OF_A_BATCH or not is_once
 
 
-def _difference(key: Key, figure: str, a: Sequence[Sample], b: Sequence[Sample], other: int = 1) -> Difference | None:
+def _difference(key: Key, figure: str, a: Sequence[PhaseSample], b: Sequence[PhaseSample], other: int = 1) -> Difference | None:
     a, b = ([s for s in side if number_of(s.record, figure) is not None] for side in (a, b))
     if not a or not b:
         return None
@@ -652,7 +652,7 @@ def _difference(key: Key, figure: str, a: Sequence[Sample], b: Sequence[Sample],
     return Difference(key, figure, first, second, change, u95, p, repeats, same, other, is_of_batch)
 
 
-def _means(figure: str, a: Sequence[Sample], b: Sequence[Sample]) -> tuple[Figure | None, Figure | None, str]:
+def _means(figure: str, a: Sequence[PhaseSample], b: Sequence[PhaseSample]) -> tuple[Figure | None, Figure | None, str]:
     """Both means with what repeats say of them: runs where there are several, else iterations of the single runs."""
     figures = [[f for s in side if (f := figure_of(s.record, figure)) is not None] for side in (a, b)]
     several = [own for own in figures if len(own) > 1]
@@ -675,7 +675,7 @@ def _means(figure: str, a: Sequence[Sample], b: Sequence[Sample]) -> tuple[Figur
     return (first, second, FOLDED) if first is not None and second is not None else (None, None, NOTHING)
 
 
-def _mean_of_phases(sample: Sample, figure: str) -> Figure | None:
+def _mean_of_phases(sample: PhaseSample, figure: str) -> Figure | None:
     has_joules = is_joules(figure)
     series = (sample.joules if has_joules else sample.seconds) / sample.size(figure)
     if len(series) < 2:
@@ -686,7 +686,7 @@ def _mean_of_phases(sample: Sample, figure: str) -> Figure | None:
     return replace(mean, u_statistical=max(mean.u_statistical or 0.0, measured))
 
 
-def _mean_of_fold(sample: Sample, figure: str) -> Figure | None:
+def _mean_of_fold(sample: PhaseSample, figure: str) -> Figure | None:
     """Of phases that have joules only together: what the mean is said to be unsure of by chance. A training over
     several machines has no single phases, folded or not."""
     record = sample.record

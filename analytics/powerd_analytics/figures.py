@@ -36,7 +36,7 @@ from powerd_analytics.runs.ranks import Ranks, device_identity, note_of, notes_o
 from powerd_analytics.runs.run import Progress, Run, no_progress, pick, read_run, recalibrate
 from powerd_analytics.settings import Driver, Setting, settings_of
 from powerd_analytics.table import (
-    Group,
+    PhaseGroup,
     GroupKey,
     PhaseRow,
     PhaseTable,
@@ -732,7 +732,7 @@ def frame_of(run: Run, table: PhaseTable) -> Frame:
     # The recording has the attributes that all its groups have in common.
     every = [g.attributes for g in groups.values()]
     shared = {k: v for k, v in every[0].items() if all(a.get(k) == v for a in every)} if every else {}
-    whole = Group(shared, run.begin_ns, run.end_ns)
+    whole = PhaseGroup(shared, run.begin_ns, run.end_ns)
     common = {
         "run": run.path.stem,
         "path": str(run.path),

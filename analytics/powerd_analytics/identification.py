@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from powerd_analytics.energy.response import Response
-from powerd_analytics.energy.states import Cells
+from powerd_analytics.energy.states import StateCells
 from powerd_core.errors import AnalysisError
 
 Values = NDArray[np.float64]
@@ -65,7 +65,7 @@ class Loads:
     def columns(self) -> int:
         return 2 * int(self.kind.max()) + 3
 
-    def cells(self) -> Cells:
+    def cells(self) -> StateCells:
         """Columns: for each kind its first `RAMP_S`, then the rest of it; the last one is where nothing runs."""
         idle = self.columns - 1
         split = np.minimum(self.begin_s + RAMP_S, self.end_s)
@@ -75,7 +75,7 @@ class Loads:
         at, column = np.concatenate([[first], at]), np.concatenate([[idle], column])
         at = np.maximum.accumulate(at)
         some = np.diff(at) > 0
-        return Cells(0, np.concatenate([at[:-1][some], at[-1:]]), column[some])
+        return StateCells(0, np.concatenate([at[:-1][some], at[-1:]]), column[some])
 
     def part(self, some: NDArray[np.bool_] | slice) -> Loads:
         """Some of the readings, and the loads that they can have seen."""
@@ -85,7 +85,7 @@ class Loads:
 
 
 @dataclass(frozen=True, slots=True)
-class Fit:
+class ResponseFit:
     """The response that explains readings best, with 95 % intervals by the bootstrap. Seconds and watts."""
 
     family: str
@@ -103,7 +103,7 @@ class Fit:
     u95_delay_s: float
 
 
-def fit(loads: Loads) -> Fit:
+def fit(loads: Loads) -> ResponseFit:
     """Raises `AnalysisError` for recordings from which nothing can be told."""
     inside = (loads.t_s > loads.begin_s[0] + FARTHEST_S) & (loads.t_s < loads.end_s[-1]) if len(loads.kind) else None
     if inside is None or int(inside.sum()) < LEAST_READINGS or len(loads.kind) < LEAST_LOADS:
@@ -129,7 +129,7 @@ def fit(loads: Loads) -> Fit:
         raise AnalysisError("the readings do not follow the loads: did something else run on this GPU?")
     response = found[best].response
     u95 = _bootstrap(loads, FAMILIES[best], found[best])
-    return Fit(
+    return ResponseFit(
         best, response, u95["tau_s"], u95["window_s"], u95["shift_s"], held_out[best], held_out,
         -response.shift_s - response.tau_s - response.window_s / 2, u95["delay"],
     )  # fmt: skip

@@ -31,7 +31,7 @@ from powerd_analytics.frame.figure import Record, figure_of
 from powerd_analytics.metrics import J_PER_KWH
 from powerd_analytics.pivots import CONVENTION, U95, PivotRequest, gain_table, make_pivot, pivot_table
 from powerd_analytics.repeats import averaged
-from powerd_analytics.runs.accuracy import Target
+from powerd_analytics.runs.accuracy import ResultTarget
 from powerd_analytics.runs.phases import LAYER
 from powerd_analytics.settings import ENFORCED
 from powerd_analytics.table import NOT_OF_SAMPLES
@@ -117,7 +117,7 @@ def pair_of(gain: str | None) -> tuple[str, str] | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class TableChoice:
     """What to make of a frame."""
 
     names: tuple[str, ...] = ()
@@ -131,7 +131,7 @@ class Choice:
     factors: Factors = field(default_factory=Factors)
     ignore: tuple[str, ...] = ()
     """Settings and attributes that do not part cells."""
-    target: Target | None = None
+    target: ResultTarget | None = None
     """Totals of the frame end where it is reached: `accuracy` is then the only table."""
     weights: Mapping[str, float] | None = None
     """Of results, for a weighted average in `accuracy`."""
@@ -139,7 +139,7 @@ class Choice:
     """For the table `cards`, which is made where it is asked for."""
 
 
-def chosen_tables(frame: Frame, choice: Choice) -> list[Table]:
+def chosen_tables(frame: Frame, choice: TableChoice) -> list[Table]:
     """The tables of a frame that are asked for; all of them where none is.
 
     Raises `AnalysisError` where one cannot be made, saying why.
@@ -175,7 +175,7 @@ def honoured(frame: Frame) -> tuple[Frame, tuple[str, ...]]:
     return frame[~left_out].reset_index(drop=True), (note,)
 
 
-def _tables(frame: Frame, choice: Choice) -> list[Table]:
+def _tables(frame: Frame, choice: TableChoice) -> list[Table]:
     ignore = tuple(dimension(name, frame) for name in choice.ignore)
     if choice.pivot is not None:
         pivot = make_pivot(frame, choice.pivot, ignore)
@@ -208,7 +208,7 @@ def _cards(frame: Frame, cards: Cards | None) -> Table | None:
     return cards_table(frame, cards or Cards())
 
 
-def _accuracy(frame: Frame, choice: Choice, ignore: Sequence[str]) -> Table:
+def _accuracy(frame: Frame, choice: TableChoice, ignore: Sequence[str]) -> Table:
     if unknown := [name for name in choice.weights or () if name not in results_in(frame)]:
         there = ", ".join(results_in(frame)) or "none"
         raise AnalysisError(f"--weights {unknown[0]}: no run has such a result; there is {there}")

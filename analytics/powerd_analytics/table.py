@@ -311,7 +311,7 @@ def groups(run: Run) -> dict[GroupKey, list[int]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class PhaseGroup:
     """What the phases of one group have in common: their attributes and when they ran (host's clock)."""
 
     attributes: Mapping[str, Any]
@@ -321,7 +321,7 @@ class Group:
     """In a run in which that changed."""
 
 
-def groups_of(run: Run) -> dict[GroupKey, Group]:
+def groups_of(run: Run) -> dict[GroupKey, PhaseGroup]:
     """The groups by their attributes but for the operations. Raises `AnalysisError` where one model's name stands for
     two numbers of operations."""
     p = run.phases
@@ -329,19 +329,19 @@ def groups_of(run: Run) -> dict[GroupKey, Group]:
     last = np.full(len(p.classes), np.iinfo(np.int64).min)
     np.minimum.at(first, p.label, p.begin_ns)
     np.maximum.at(last, p.label, p.end_ns)
-    groups: dict[GroupKey, Group] = {}
+    groups: dict[GroupKey, PhaseGroup] = {}
     for kind, begin, end in zip(p.classes, first.tolist(), last.tolist(), strict=True):
         if kind.is_magnified:
             continue
         key = group_key(dict(kind.group))
-        before = groups.get(key, Group({}, begin, end))
+        before = groups.get(key, PhaseGroup({}, begin, end))
         own = _of_group(kind)
         both = {**own, **before.attributes}
         operations = {v for a in (own, both) if (v := a.get(OPERATIONS)) is not None}
         if len(operations) > 1 or any(isinstance(v, tuple) for v in operations):
             model = f"model {both['model']!r}" if both.get("model") is not None else "one model"
             raise AnalysisError(f"{run.path}: phases of {model} have different {OPERATIONS}: give each model its name")
-        groups[key] = Group(both, min(begin, before.begin_ns), max(end, before.end_ns), kind.setting)
+        groups[key] = PhaseGroup(both, min(begin, before.begin_ns), max(end, before.end_ns), kind.setting)
     return groups
 
 

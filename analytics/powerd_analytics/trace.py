@@ -74,7 +74,7 @@ class Written:
 
 
 @dataclass(frozen=True, slots=True)
-class Timeline:
+class TraceTimeline:
     """Where moments of the run stand in the trace, and which of them are shown."""
 
     wall: WallClock | None
@@ -129,7 +129,7 @@ def write_trace(
             agree = f"; anchors agree within {seconds(seen * 1e-9)}" if isfinite(seen) else ""
             bound = seconds(written.bound_ns * 1e-9)
             written.alignment = f"aligned within ± {bound} unless the wall clock was set{agree}"
-        timeline = Timeline(wall, base_ns, window_ns)
+        timeline = TraceTimeline(wall, base_ns, window_ns)
         parts = load_parts(run, device, lambda share, text: progress(0.2 + 0.3 * share, text))
         progress(0.5, "energies of phases")
         energies = {f"{p.device} ({p.provenance})": energies_with_magnified(run, p) for p in parts if len(run.phases)}
@@ -201,7 +201,7 @@ def read_profile(path: Path, text: mmap.mmap) -> tuple[int, int, int, int]:
 
 
 def _events(
-    run: Run, parts: Sequence[Part], energies: Mapping[str, PhaseColumns], timeline: Timeline, most: int,
+    run: Run, parts: Sequence[Part], energies: Mapping[str, PhaseColumns], timeline: TraceTimeline, most: int,
     written: Written,
 ) -> Iterator[bytes]:  # fmt: skip
     for number, part in enumerate(parts):
@@ -235,7 +235,7 @@ def _slice(
     return _event(event | {"dur": round(max(round(end_us, 3) - ts, 0.0), 3), "args": details})
 
 
-def _device_events(run: Run, part: Part, pid: int, timeline: Timeline, most: int, written: Written) -> Iterator[bytes]:
+def _device_events(run: Run, part: Part, pid: int, timeline: TraceTimeline, most: int, written: Written) -> Iterator[bytes]:
     """Counters in watts of a device's lines and their sum, and a slice wherever a line has no readings: a counter holds
     its last value there."""
     compared = [n for n in run.compared(part.device) if run.lines[n].provenance.value == part.provenance]
@@ -285,7 +285,7 @@ def summed(signals: Sequence[Signal], window_ns: tuple[int, int], most: int) -> 
 
 
 def _process_events(
-    run: Run, process: int, energies: Mapping[str, PhaseColumns], timeline: Timeline, written: Written
+    run: Run, process: int, energies: Mapping[str, PhaseColumns], timeline: TraceTimeline, written: Written
 ) -> Iterator[bytes]:
     """The phases of a process that meet the window, with their joules by device."""
     p, about, pid = run.phases, run.processes[process], PHASE_PID + process

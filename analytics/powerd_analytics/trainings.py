@@ -36,7 +36,7 @@ from powerd_analytics.index import index_frame, is_index, run_files
 from powerd_analytics.machines import merge_machines
 from powerd_analytics.metrics import iterations_of
 from powerd_analytics.repeats import CAP_STEP_W, OF_ALL_BATCHES, gflops_columns, joules_columns
-from powerd_analytics.runs.accuracy import Target
+from powerd_analytics.runs.accuracy import ResultTarget
 from powerd_analytics.runs.nesting import PASSES_OF
 from powerd_analytics.runs.phases import LAYER
 from powerd_analytics.runs.run import Progress, no_progress
@@ -52,7 +52,7 @@ def read_runs(
     calibration: Path | None = None,
     *,
     is_one_job: bool = False,
-    target: Target | None = None,
+    target: ResultTarget | None = None,
     progress: Progress = no_progress,
 ) -> Frame:
     """The frame of all runs in ``paths`` (files, directories, indexes), checked by `check_run` and `check_runs`.

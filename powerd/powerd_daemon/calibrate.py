@@ -28,7 +28,7 @@ from powerd_daemon.clock import Clock, SystemClock
 from powerd_daemon.commands import entry_point
 from powerd_daemon.config import load_config, make_source
 from powerd_daemon.sources.base import Source, Start, find_source
-from powerd_daemon.sources.ina.chips import Settings
+from powerd_daemon.sources.ina.chips import ChipSettings
 from powerd_daemon.sources.ina.sensor_accuracy import Sensor, accuracy, bus_number, load_calibration, save_calibration
 from powerd_daemon.sources.ina.source import RailsSource
 from powerd_daemon.sources.node.source import NodeSensor, NodeSource
@@ -120,7 +120,7 @@ def judge(line: str, readings: Readings, step_a: float) -> None:
 
 
 def _nominal_record(
-    line: str, source: RailsSource | NodeSource, sensor: Sensor, settings: Settings
+    line: str, source: RailsSource | NodeSource, sensor: Sensor, settings: ChipSettings
 ) -> SensorCalibration:
     """What a calibration of the sensor rests on, without points. A node must have been opened."""
     if isinstance(sensor, NodeSensor):
@@ -147,7 +147,7 @@ def _nominal_record(
     )
 
 
-def _with_point(record: SensorCalibration, sensor: Sensor, settings: Settings, point: Point) -> SensorCalibration:
+def _with_point(record: SensorCalibration, sensor: Sensor, settings: ChipSettings, point: Point) -> SensorCalibration:
     """The record with a new zero or a new loaded point. Raises `SensorError` for one that is implausible."""
     limits = settings.grade(sensor.grade)
     if point.reference == 0:

@@ -42,11 +42,11 @@ from powerd_daemon.plan import (
     shunt_question,
     smbus_note,
 )
-from powerd_daemon.scan import Answer, buses, held_by_kernel, open_simulated, scan_bus
+from powerd_daemon.scan import FoundChip, buses, held_by_kernel, open_simulated, scan_bus
 from powerd_daemon.sensor_watch import GOOD, states_of
 from powerd_daemon.sockets import bind_sockets
 from powerd_daemon.sources.ina.bus import READ_PERIODS, OpenBus, Read, RegisterBus, open_bus
-from powerd_daemon.sources.ina.chips import CONFIG, Settings
+from powerd_daemon.sources.ina.chips import CONFIG, ChipSettings
 from powerd_daemon.sources.ina.scanner import MOST_SLOW
 from powerd_daemon.sources.ina.sensor_accuracy import Sensor, bus_number
 from powerd_daemon.sources.ina.source import RailsOptions
@@ -372,7 +372,7 @@ def check_sensors(machine: Machine, config: Config | None) -> Iterator[Finding]:
         what = f"a powerd listens on {config.server.listen}: its sensors are left alone"
         yield Finding("sensors", OK, what, "to have them looked at, stop it first; else see: powerd stats")
         return
-    wanted: dict[int, list[tuple[Sensor, Settings]]] = {} if config else {n: [] for n in buses(machine.root)}
+    wanted: dict[int, list[tuple[Sensor, ChipSettings]]] = {} if config else {n: [] for n in buses(machine.root)}
     options: dict[int, RailsOptions] = {}
     for source in config.sources if config else ():
         bus = read_bus({"kind": source.kind, "name": source.name, **source.options}, source.where)
@@ -430,7 +430,7 @@ def _compare_speed(bus: str, reads_ns: list[int], o: RailsOptions, *, must: bool
     return Finding("bus speed", verdict, what, remedy)
 
 
-def _compare(bus: str, wanted: list[tuple[Sensor, Settings]], answers: Iterable[Answer]) -> Iterator[Finding]:
+def _compare(bus: str, wanted: list[tuple[Sensor, ChipSettings]], answers: Iterable[FoundChip]) -> Iterator[Finding]:
     at = {answer.address: answer for answer in answers}
     for sensor, settings in wanted:
         where = f"{bus} {sensor.address:#04x} ({sensor.name})"

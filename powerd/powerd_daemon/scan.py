@@ -32,7 +32,7 @@ _ADC_CODES = {a.code for a in INA219.adc.values()} | {a.code | 4 for a in INA219
 
 
 @dataclass(frozen=True, slots=True)
-class Channel:
+class FoundChannel:
     """One channel's registers, by the type's widest or reset range."""
 
     number: int
@@ -41,7 +41,7 @@ class Channel:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class FoundChip:
     """What was found at one address."""
 
     bus: int
@@ -51,19 +51,19 @@ class Answer:
     how: str
     """By what it was recognised, or why not."""
     config: int | None = None
-    channels: tuple[Channel, ...] = ()
+    channels: tuple[FoundChannel, ...] = ()
 
 
-def scan_bus(bus: RegisterBus, number: int, held: Iterable[tuple[int, str]] = ()) -> list[Answer]:
+def scan_bus(bus: RegisterBus, number: int, held: Iterable[tuple[int, str]] = ()) -> list[FoundChip]:
     """Everything that answers on one bus; ``held`` are addresses of kernel drivers and these drivers' names."""
     answers, owners = [], dict(held)
     for address in range(FIRST, LAST + 1):
         if address in owners:
-            answers.append(Answer(number, address, "", f"held by the kernel's driver {owners[address]}"))
+            answers.append(FoundChip(number, address, "", f"held by the kernel's driver {owners[address]}"))
         elif (config := _read(bus, address, 0)) is not None:
             kind, how = _identify(bus, address, config)
             channels = () if kind is None else _channels(bus, kind, address)
-            answers.append(Answer(number, address, "" if kind is None else kind.name, how, config, channels))
+            answers.append(FoundChip(number, address, "" if kind is None else kind.name, how, config, channels))
     return answers
 
 
@@ -78,7 +78,7 @@ def buses(root: Path = Path("/")) -> list[int]:
     return sorted(int(p.name.removeprefix("i2c-")) for p in (root / "dev").glob("i2c-[0-9]*"))
 
 
-def to_toml(answers: Iterable[Answer]) -> str:
+def to_toml(answers: Iterable[FoundChip]) -> str:
     """``[[source]]`` tables, one a bus, for all chips that were recognised."""
     rows: list[str] = []
     last_bus: int | None = None
@@ -104,7 +104,7 @@ def to_toml(answers: Iterable[Answer]) -> str:
     return "\n".join(rows)
 
 
-def to_table(answers: Sequence[Answer], buses: Sequence[int]) -> str:
+def to_table(answers: Sequence[FoundChip], buses: Sequence[int]) -> str:
     """What was found on these buses, for people."""
     rows = ["bus  address  chip     CONFIG  voltages (bus, shunt)       recognised by"] if answers else []
     for a in answers:
@@ -135,14 +135,14 @@ def _identify(bus: RegisterBus, address: int, config: int) -> tuple[ChipType | N
     return None, "answers, but not like any chip of the INA family"
 
 
-def _channels(bus: RegisterBus, kind: ChipType, address: int) -> tuple[Channel, ...]:
+def _channels(bus: RegisterBus, kind: ChipType, address: int) -> tuple[FoundChannel, ...]:
     ranged, channels = next(iter(kind.shunt_ranges.values())), []
     for i, (shunt, voltage) in enumerate(kind.channels, 1):
         shunt_code, bus_code = (_read(bus, address, r, kind.code_bytes) for r in (shunt, voltage))
         if shunt_code is not None and bus_code is not None:
             sign = 1 << (8 * kind.code_bytes - 1)
             shunt_v = ((shunt_code ^ sign) - sign) * ranged.lsb_v
-            channels.append(Channel(i, shunt_v, (bus_code >> kind.bus_shift) * kind.bus_lsb_v))
+            channels.append(FoundChannel(i, shunt_v, (bus_code >> kind.bus_shift) * kind.bus_lsb_v))
     return tuple(channels)
 
 
@@ -183,7 +183,7 @@ def run(arguments: argparse.Namespace) -> int:
     numbers = [SIMULATED_BUS] if arguments.sim else arguments.bus or buses()
     if not numbers:
         raise SensorError("there is no /dev/i2c-*: enable the bus in the boot settings and load i2c-dev (powerd check)")
-    answers: list[Answer] = []
+    answers: list[FoundChip] = []
     read: list[int] = []
     for number in numbers:
         try:

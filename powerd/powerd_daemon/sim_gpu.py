@@ -22,7 +22,7 @@ from powerd_core.gpu_physics import CARDS
 from powerd_daemon.ownership import delete_socket, replace
 from powerd_daemon.sources.sim.as_pynvml.pynvml import ENVIRONMENT
 from powerd_daemon.sources.sim.gpu import FAULTS, OF_A_KNOB, SimulatedGpu, SimulatedNode, check_faults
-from powerd_daemon.sources.sim.gpu_socket import Server, now_s
+from powerd_daemon.sources.sim.gpu_socket import GpuServer, now_s
 
 SHIM = Path(__file__).parent / "sources" / "sim" / "as_pynvml"
 _CONTROL = "POWERD_CONTROL"
@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix="powerd-sim-gpu-") as made:
         folder = Path(made)
         path = arguments.socket or folder / "gpu"
-        server = Server(SimulatedNode(gpus), _listen(path))
+        server = GpuServer(SimulatedNode(gpus), _listen(path))
         bound = path.lstat()
         environment = {ENVIRONMENT: str(path), "PYTHONPATH": _path_with(str(SHIM), "PYTHONPATH")}
         environment["PATH"] = _path_with(_make_nvidia_smi(folder / "bin"), "PATH")
@@ -70,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
             delete_socket(path, bound)
 
 
-def _serve(server: Server, environment: dict[str, str], folder: Path, arguments: argparse.Namespace) -> int:
+def _serve(server: GpuServer, environment: dict[str, str], folder: Path, arguments: argparse.Namespace) -> int:
     def stop(*_: object) -> None:
         server.is_stopping = True
 

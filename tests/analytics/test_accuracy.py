@@ -13,7 +13,7 @@ from published_tables import rows
 
 from powerd_analytics.figures import of_kind, rows_of, run_frame
 from powerd_analytics.metrics import weighted_mean
-from powerd_analytics.runs.accuracy import Series, Target, is_lower_better
+from powerd_analytics.runs.accuracy import Series, ResultTarget, is_lower_better
 from powerd_core.errors import AnalysisError
 
 GAIN = {"u_gain": 0.02, "u_offset_w": 0.0, "step_w": 0.0, "window_ns": 0, "origin": "test"}
@@ -102,7 +102,7 @@ def test_more_of_an_accuracy_is_better(name):
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=20), st.floats(-1e6, 1e6), st.sampled_from(["top1", "loss"]))
 def test_a_target_is_reached_at_the_first_value_as_good(values, wanted, name):
-    t_ns = Target(name, wanted).reached_ns(Series(name, np.arange(len(values)) * 10, np.array(values)))
+    t_ns = ResultTarget(name, wanted).reached_ns(Series(name, np.arange(len(values)) * 10, np.array(values)))
     is_met = [v <= wanted if name == "loss" else v >= wanted for v in values]
     assert t_ns == (10 * is_met.index(True) if any(is_met) else None)
 
@@ -117,7 +117,7 @@ def test_joules_to_a_target_are_those_of_the_stretch_up_to_the_event(tmp_path_fa
     tr = run_with(path, [(at_ns, {"top1": 0.98}, 0), (at_ns + 1, {"top1": 0.99}, 0)])
     from powerd_analytics.accuracy import target_frame
 
-    (r,) = rows_of(of_kind(target_frame(path, Target("top1", 0.98)), "total"))
+    (r,) = rows_of(of_kind(target_frame(path, ResultTarget("top1", 0.98)), "total"))
     begin_ns = tr.phases[0].begin_ns
     assert r["time_s"] == pytest.approx((at_ns - begin_ns) * 1e-9, rel=1e-9)
     truth_j = tr.joules(begin_ns, at_ns)

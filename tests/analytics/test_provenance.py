@@ -20,7 +20,7 @@ from powerd_analytics.cli import tables as tables_command
 from powerd_analytics.export import Column, make_table, with_provenance, write_parquet, write_tables
 from powerd_analytics.figures import frame_of
 from powerd_analytics.iterations import COLUMNS as OF_ITERATIONS
-from powerd_analytics.layouts import Choice, chosen_tables, run_tables
+from powerd_analytics.layouts import TableChoice, chosen_tables, run_tables
 from powerd_analytics.runs.run import read_run
 from powerd_analytics.table import phase_table
 from powerd_core.errors import AnalysisError
@@ -147,7 +147,7 @@ def test_every_table_of_runs_says_simulated_in_every_format(runs, tmp_path):
     made = set()
     for name in choices(tables_command.Which) - {"iterations"}:
         try:
-            (table,) = chosen_tables(several, Choice(names=(name,), gain=("maxwell", "pascal")))
+            (table,) = chosen_tables(several, TableChoice(names=(name,), gain=("maxwell", "pascal")))
         except AnalysisError as error:
             assert f"no table '{name}'" in str(error)  # noqa: PT017
             continue
@@ -164,7 +164,7 @@ def test_what_is_not_resolvable_is_told_in_every_table_and_format(tmp_path):
     frame = frame_of(
         run := read_run(make_run(tmp_path / "r.h5", [line], plan.phases, end_ns=plan.end_ns)), phase_table(run)
     )
-    tables = [*run_tables(frame), *chosen_tables(frame, Choice(names=("energy", "records")))]
+    tables = [*run_tables(frame), *chosen_tables(frame, TableChoice(names=("energy", "records")))]
     assert any(row.get("j_per_batch", 1) is None for table in tables for row in table.records())
     for table in tables:
         check_said(table, tmp_path)

@@ -10,7 +10,7 @@ from powerd_analytics.export import Table
 from powerd_analytics.figures import frame_from, of_kind, rows_of, run_frame, together, worked_out
 from powerd_analytics.frame.figure import Figure
 from powerd_analytics.frame.means import mean_of_repeats
-from powerd_analytics.layouts import Choice, chosen_tables
+from powerd_analytics.layouts import TableChoice, chosen_tables
 from powerd_analytics.repeats import averaged
 
 COVERED = (0.93, 0.97)
@@ -119,7 +119,7 @@ def test_repeats_of_unequal_work_are_averaged_by_the_batch():
 
 
 def table(name, *rows) -> Table:
-    (found,) = chosen_tables(frame(*rows), Choice(names=(name,)))
+    (found,) = chosen_tables(frame(*rows), TableChoice(names=(name,)))
     return found
 
 

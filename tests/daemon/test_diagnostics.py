@@ -29,7 +29,7 @@ from powerd_daemon.diagnostics import (
     check_sensors,
     is_served,
 )
-from powerd_daemon.sources.ina.chips import Settings
+from powerd_daemon.sources.ina.chips import ChipSettings
 from powerd_daemon.sources.nvml.api import Nvml
 from powerd_daemon.sources.sim.bus import Load, SimBus, SimChip, VirtualClock
 
@@ -115,7 +115,7 @@ def chips(scl_hz: float = 400_000, **volts: float) -> SimBus:
     clock = VirtualClock()
     made = {int(a[1:], 16): SimChip("INA219", [Load(lambda _a, _b: 1.0, v, 0.05)]) for a, v in volts.items()}
     bus = SimBus(clock, made, scl_hz=scl_hz)
-    for register, word in Settings().words:
+    for register, word in ChipSettings().words:
         bus.write_word(0x40, register, word)
     clock.sleep_until(clock.now_ns() + 1_000_000_000)
     return bus

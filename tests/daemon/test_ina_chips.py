@@ -6,19 +6,19 @@ import pytest
 
 from powerd_core.calibration import Calibration
 from powerd_core.errors import ConfigError
-from powerd_daemon.sources.ina.chips import CHIPS, Settings, chip_type
+from powerd_daemon.sources.ina.chips import CHIPS, ChipSettings, chip_type
 from powerd_daemon.sources.ina.sensor_accuracy import Sensor, accuracy, conversion
 
 
 @pytest.mark.parametrize(
     ("settings", "words", "cycle_ns"),
     [
-        (Settings("INA219", "avg4", "10bit"), ((0, 0x38D7),), 2_278_000),
-        (Settings("INA219", "avg128", "9bit", 1, "40mV", "16V"), ((0, 0x007F),), 68_184_000),
-        (Settings("INA226", "1100us", "1100us", 16), ((0, 0x4527),), 35_200_000),
-        (Settings("INA228", "1052us", "1052us", 4), ((0, 0), (1, 0xBB61)), 8_416_000),
-        (Settings("INA228", "50us", "50us", 1, "41mV"), ((0, 0x10), (1, 0xB020)), 100_000),
-        (Settings("INA3221", "140us", "204us", channels=(1, 3)), ((0, 0x5047),), 688_000),
+        (ChipSettings("INA219", "avg4", "10bit"), ((0, 0x38D7),), 2_278_000),
+        (ChipSettings("INA219", "avg128", "9bit", 1, "40mV", "16V"), ((0, 0x007F),), 68_184_000),
+        (ChipSettings("INA226", "1100us", "1100us", 16), ((0, 0x4527),), 35_200_000),
+        (ChipSettings("INA228", "1052us", "1052us", 4), ((0, 0), (1, 0xBB61)), 8_416_000),
+        (ChipSettings("INA228", "50us", "50us", 1, "41mV"), ((0, 0x10), (1, 0xB020)), 100_000),
+        (ChipSettings("INA3221", "140us", "204us", channels=(1, 3)), ((0, 0x5047),), 688_000),
     ],
 )
 def test_configuration_words_and_cycles(settings, words, cycle_ns):
@@ -27,8 +27,8 @@ def test_configuration_words_and_cycles(settings, words, cycle_ns):
 
 @pytest.mark.parametrize(
     "settings",
-    [Settings("INA219", "12bit", "12bit"), Settings("INA226", "1100us", "1100us"), Settings("INA228"),
-     Settings("INA3221", "1100us", "1100us", channels=(1, 2, 3))],
+    [ChipSettings("INA219", "12bit", "12bit"), ChipSettings("INA226", "1100us", "1100us"), ChipSettings("INA228"),
+     ChipSettings("INA3221", "1100us", "1100us", channels=(1, 2, 3))],
 )  # fmt: skip
 def test_a_reset_always_shows_in_what_is_read_back(settings):
     resets = settings.type.resets
@@ -48,12 +48,12 @@ def test_a_reset_always_shows_in_what_is_read_back(settings):
 )
 def test_what_a_chip_does_not_have_is_refused(wrong):
     with pytest.raises(ConfigError, match=str(list(wrong)[-1])[:4]):
-        Settings(**wrong)
+        ChipSettings(**wrong)
 
 
 def test_the_codes_weigh_what_the_data_sheets_say():
     def lsb(chip):
-        c = conversion(Sensor("x", 0x40, chip), Settings(chip))
+        c = conversion(Sensor("x", 0x40, chip), ChipSettings(chip))
         return c.shunt_lsb_v, c.bus_lsb_v, c.bus_shift
 
     assert lsb("INA219") == (10e-6, 4e-3, 3)

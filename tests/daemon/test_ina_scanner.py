@@ -14,7 +14,7 @@ from powerd_core.errors import SensorError
 from powerd_core.model import BAD, Flag
 from powerd_daemon.clock import Deadlines
 from powerd_daemon.sources.ina import scanner
-from powerd_daemon.sources.ina.chips import CNVR, OVF, RST, Settings
+from powerd_daemon.sources.ina.chips import CNVR, OVF, RST, ChipSettings
 from powerd_daemon.sources.ina.scanner import Decoder, cycle_ratio
 from powerd_daemon.sources.ina.sensor_accuracy import Sensor
 from powerd_daemon.sources.sim.bus import ChipErrors, Load, SimBus, SimChip, VirtualClock
@@ -128,7 +128,7 @@ class TestFlags:
         assert row.shunt[0] == sign * 32000
 
     def test_overflow_leaves_the_codes_good(self):
-        decoder, flags = Decoder([Settings()]), array("H", [0])
+        decoder, flags = Decoder([ChipSettings()]), array("H", [0])
         raw = (3000 << 3 | CNVR | OVF).to_bytes(2, "big") + (15_000).to_bytes(2, "big")
         shunt, bus = decoder.codes(raw)
         decoder.flag(flags, shunt, bus)
@@ -442,14 +442,14 @@ def ratio(clock_error, chosen, hold_ns=0, every=1):
 @settings(max_examples=15, deadline=None)
 @given(st.floats(-0.1, 0.1), st.sampled_from([("avg2", "10bit"), ("12bit", "12bit"), ("12bit", "9bit")]))
 def test_the_cycle_is_known_to_a_hundredth(error, adcs):
-    assert ratio(error, Settings("INA219", *adcs)) == pytest.approx(1 + error, abs=0.01)
+    assert ratio(error, ChipSettings("INA219", *adcs)) == pytest.approx(1 + error, abs=0.01)
 
 
 def test_a_process_that_is_held_up_gives_no_wrong_cycle():
     for error in (-0.08, 0.0, 0.08):
-        assert ratio(error, Settings(), 3_000_000, 101) == pytest.approx(1 + error, abs=0.02)
+        assert ratio(error, ChipSettings(), 3_000_000, 101) == pytest.approx(1 + error, abs=0.02)
 
 
 @pytest.mark.parametrize("chosen", [("INA219", "avg128", "12bit"), ("INA219", "9bit", "9bit"), ("INA226",)])
 def test_a_cycle_that_cannot_be_told_is_taken_as_nominal(chosen):
-    assert ratio(0.08, Settings(*chosen)) == 1.0
+    assert ratio(0.08, ChipSettings(*chosen)) == 1.0

@@ -12,7 +12,7 @@ from powerd_daemon import scan as scan_module
 from powerd_daemon.cli import main
 from powerd_daemon.scan import scan_bus
 from powerd_daemon.sources.ina.bus import Read, ReadWords
-from powerd_daemon.sources.ina.chips import CHIPS, Settings
+from powerd_daemon.sources.ina.chips import CHIPS, ChipSettings
 from powerd_daemon.sources.ina.source import InaOptions
 from powerd_daemon.sources.sim.bus import Load, SimBus, SimChip, VirtualClock
 
@@ -66,8 +66,8 @@ def test_every_type_is_recognised_and_nothing_is_disturbed(bus: Watched) -> None
     assert {register for address, register in bus.asked if address > 0x43} == {0}, "silent addresses are asked once"
 
 
-@pytest.mark.parametrize("settings", [Settings(), Settings(shunt_adc="12bit", bus_adc="12bit")])
-def test_an_ina219_that_was_set_up_is_still_recognised(bus: Watched, clock: VirtualClock, settings: Settings) -> None:
+@pytest.mark.parametrize("settings", [ChipSettings(), ChipSettings(shunt_adc="12bit", bus_adc="12bit")])
+def test_an_ina219_that_was_set_up_is_still_recognised(bus: Watched, clock: VirtualClock, settings: ChipSettings) -> None:
     for register, word in settings.words:
         bus.write_word(0x40, register, word)
     clock.sleep_until(clock.now_ns() + 1_000_000_000)

@@ -5,7 +5,7 @@ import errno
 import pytest
 
 from powerd_daemon.sources.ina.bus import Read
-from powerd_daemon.sources.ina.chips import CHIPS, CNVR, Settings
+from powerd_daemon.sources.ina.chips import CHIPS, CNVR, ChipSettings
 from powerd_daemon.sources.sim.bus import KINDS, Faults, Load, SimBus, SimChip, VirtualClock
 
 CONFIG, SHUNT, BUS, POWER = range(4)
@@ -23,7 +23,7 @@ def read(chip: SimChip, register: int, t_ns: int) -> int:
     return chip.read_word(t_ns)
 
 
-def write(chip: SimChip, settings: Settings, t_ns: int = 0) -> SimChip:
+def write(chip: SimChip, settings: ChipSettings, t_ns: int = 0) -> SimChip:
     for register, word in settings.words:
         chip.write_word(register, word, t_ns)
     return chip
@@ -54,7 +54,7 @@ def test_the_shunt_holds_the_average_over_its_window_only():
         windows.append((t0, t1))
         return 0.05 * len(windows)
 
-    c = write(chip(mean_a), Settings("INA219", "avg2", "9bit"))
+    c = write(chip(mean_a), ChipSettings("INA219", "avg2", "9bit"))
     cycle = 1_060_000 + 84_000
     assert read(c, SHUNT, 1_059_999) == 0
     assert read(c, SHUNT, 1_060_000) == 5000
@@ -70,7 +70,7 @@ def test_the_others_average_over_the_sequence_and_renew_at_its_end():
         windows.append((t0, t1))
         return 0.01 * len(windows)
 
-    c = write(chip(mean_a, kind="INA226"), Settings("INA226", "140us", "204us", 4))
+    c = write(chip(mean_a, kind="INA226"), ChipSettings("INA226", "140us", "204us", 4))
     assert read(c, SHUNT, 4 * 344_000 - 1) == 0
     assert read(c, SHUNT, 4 * 344_000) == 10000  # the mean of 10, 20, 30 and 40 mV
     assert windows == [(n * 344_000, n * 344_000 + 140_000) for n in range(4)]
@@ -91,7 +91,7 @@ def test_cnvr_is_sticky_until_power_is_read_or_the_mode_is_written():
 
 @pytest.mark.parametrize("name", ["40mV", "320mV"])
 def test_shunt_and_bus_clip_at_their_ranges(name):
-    settings = Settings("INA219", "12bit", "12bit", shunt_range=name, bus_range="16V")
+    settings = ChipSettings("INA219", "12bit", "12bit", shunt_range=name, bus_range="16V")
     c = write(chip(lambda t0, t1: -0.5, bus_v=20.0), settings)
     assert signed(read(c, SHUNT, 2 * MS)) == -int(name[:-2]) * 100
     assert read(c, BUS, 2 * MS) >> 3 == 4000

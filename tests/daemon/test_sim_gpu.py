@@ -36,7 +36,7 @@ from powerd_daemon.sources.nvml.source import NvmlOptions, NvmlSource
 from powerd_daemon.sources.sim import gpu_socket
 from powerd_daemon.sources.sim.bus import VirtualClock
 from powerd_daemon.sources.sim.gpu import FAULTS, Refusal, SimulatedGpu, SimulatedNode, check_faults, work_of
-from powerd_daemon.sources.sim.gpu_socket import Server, SimGpu
+from powerd_daemon.sources.sim.gpu_socket import GpuServer, SimGpu
 from powerd_daemon.sources.sim.nvml_face import FUNCTIONS, NvmlFace, make_module
 
 VGG = timed(NETWORKS["vgg19"], 0.2)
@@ -316,7 +316,7 @@ def socket_of(tmp_path):
     listener.listen()
     listener.setblocking(False)
     node = SimulatedNode([SimulatedGpu(RTX_6000, i, now_s=now_s()) for i in range(2)])
-    server = Server(node, listener)
+    server = GpuServer(node, listener)
     thread = threading.Thread(target=server.serve)
     thread.start()
     yield SimGpu(tmp_path / "gpu"), node

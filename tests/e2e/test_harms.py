@@ -23,7 +23,7 @@ from powerd_analytics.campaigns.executors import Local
 from powerd_analytics.campaigns.journal import Journal
 from powerd_analytics.cli import shared
 from powerd_analytics.export import Column, make_table, read_table, write_tables
-from powerd_analytics.optimise.policy import Job, Settings, Target
+from powerd_analytics.optimise.policy import Job, TrainingSettings, Target
 from powerd_analytics.optimise.recurrences import Recurrences, open_recurrences
 from powerd_analytics.plots import save
 from powerd_analytics.text import MADE_BY
@@ -198,7 +198,7 @@ def test_what_is_set_aside_takes_a_free_name(camp, capsys):
 
 # ---- 4 and 16: the state of an optimiser ----
 
-JOB = Job("job", (16, 32), (), Settings(32), Target(0.9), 10, 1.0, 1.0)
+JOB = Job("job", (16, 32), (), TrainingSettings(32), Target(0.9), 10, 1.0, 1.0)
 OPTIMISE = ("optimise", "run", "--batch-sizes", "32,64", "--target", "0.9")
 TRAINING = ("--", "true", "{batch_size}")
 

@@ -11,12 +11,12 @@ from functools import cache
 from pathlib import Path
 
 from fuzzing.picker import Picker, expect, spoiled
-from powerd_analytics.optimise.policy import Job, Outcome, Settings, Target
+from powerd_analytics.optimise.policy import Job, Outcome, TrainingSettings, Target
 from powerd_analytics.optimise.recurrences import Recurrences, open_recurrences
 from powerd_core.errors import ConfigError
 
 _PATH = Path(tempfile.gettempdir()) / f"fuzz-state-{os.getpid()}.sqlite"
-_JOB = Job("job", (16, 32, 64), (150.0, 200.0), Settings(32, 200.0), Target(0.9), 20, 200.0)
+_JOB = Job("job", (16, 32, 64), (150.0, 200.0), TrainingSettings(32, 200.0), Target(0.9), 20, 200.0)
 _TEXTS = (("policies", "state"), ("trials", "trial"), ("trials", "outcome"), ("steps", "told"), ("steps", "answer"))
 _CELLS = (("policies", "recurrences"), ("policies", "job"), ("trials", "number"), ("trials", "pid"),
           ("trials", "began"), ("steps", "what"),

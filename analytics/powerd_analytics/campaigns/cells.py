@@ -99,7 +99,7 @@ class CellFigures:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class KnobGroup:
     """Cells that differ in nothing but knobs, and their runs by cell and block."""
 
     levels: Mapping[str, TableCell]
@@ -274,7 +274,7 @@ class Campaign:
     # -- the best ----------------------------------------------------------------------------------
 
     @cached_property
-    def groups(self) -> list[Group]:
+    def groups(self) -> list[KnobGroup]:
         """Those that have runs."""
         groups: dict[tuple[tuple[str, TableCell], ...], list[Cell]] = {}
         for cell in self.design.cells():
@@ -284,7 +284,7 @@ class Campaign:
         for levels, cells in groups.items():
             reference = self.design.reference_of(cells[0])
             is_inside = reference is not None and reference.id in {cell.id for cell in cells}
-            found.append(Group(dict(levels), tuple(cells), reference if is_inside else None, self.taken))
+            found.append(KnobGroup(dict(levels), tuple(cells), reference if is_inside else None, self.taken))
         return found
 
     @cached_property
@@ -295,7 +295,7 @@ class Campaign:
     def _curves(self) -> dict[str, CapCurve]:
         return {}
 
-    def best(self, group: Group, metric: str) -> Chosen:
+    def best(self, group: KnobGroup, metric: str) -> Chosen:
         """The best cell: read from a fitted curve where there are five caps or more and nothing else is turned, as the
         least of so many means is often not the least; else by the means over the reference's, block by block."""
         merit, key = merit_of(metric), group.cells[0].id
@@ -317,7 +317,7 @@ class Campaign:
             logs.append({block: log(energy) for block, energy in joules.items()})
         return _chosen_of(best_of_pairs(logs), [f.cell for f in figures])
 
-    def _paired(self, group: Group, metric: str) -> Chosen:
+    def _paired(self, group: KnobGroup, metric: str) -> Chosen:
         merit, beside = merit_of(metric), group.reference or group.cells[0]
         logs = []
         for cell in group.cells:
@@ -327,7 +327,7 @@ class Campaign:
             logs.append({block: log(merit.ratio(*pair)) for block, pair in own.items()})
         return _chosen_of(best_of_pairs(logs, group.cells.index(beside)), group.cells)
 
-    def _fitted(self, group: Group, metric: str) -> Chosen:
+    def _fitted(self, group: KnobGroup, metric: str) -> Chosen:
         """By the curve through all caps of the design. Of caps that were not run only the set of the best can speak."""
         from powerd_analytics.campaigns.curve import Runs, fit
 

@@ -66,7 +66,7 @@ class Runs:
     """The number of each run's block, whose level the others do not share; None: one block."""
 
 
-class Choice(NamedTuple):
+class BestCap(NamedTuple):
     """The best cap by one figure of merit."""
 
     cap_w: float
@@ -82,7 +82,7 @@ class Choice(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Cells:
+class CapMeans:
     """Means of the runs at each cap [K], with the levels of blocks taken off, and how they vary together."""
 
     caps_w: Values
@@ -107,7 +107,7 @@ class CapCurve:
     """[2L] ln E (J), then ln t (s)."""
     covariance: Values
     """[2L, 2L]"""
-    cells: Cells
+    cells: CapMeans
     p_form: float
     """How probable a deviation from the form at least this large is, where the form is true; NaN: cannot be tested."""
     deviation: float
@@ -124,7 +124,7 @@ class CapCurve:
         ratio, log_u95 = np.exp(log_m), self._factor(0.975) * self._sd(slopes, self._default)
         return self.levels_w, merit.printed(ratio), np.abs(merit.printed(ratio * (1 + log_u95)) - merit.printed(ratio))
 
-    def best(self, metric: str, among: Sequence[float] = ()) -> Choice:
+    def best(self, metric: str, among: Sequence[float] = ()) -> BestCap:
         """The best level, or the best ``among`` some. Raises `AnalysisError` for a name that is no merit."""
         merit = merit_of(metric)
         log_m, slopes = self._linear(merit)
@@ -135,7 +135,7 @@ class CapCurve:
         best = best_of_curve(i, log_m - log_m[i], half, also)
         _, value, u95 = self.values(metric)
         as_good, unsure = (tuple(self.levels_w[list(rows)].tolist()) for rows in (best.as_good, best.open))
-        return Choice(float(self.levels_w[i]), float(value[i]), float(u95[i]), best, as_good, unsure)
+        return BestCap(float(self.levels_w[i]), float(value[i]), float(u95[i]), best, as_good, unsure)
 
     def draws(self, n: int, rng: np.random.Generator) -> tuple[Values, Values]:
         """ln E and ln t relative to the default, each [n, L], of curves drawn from what is known."""
@@ -197,7 +197,7 @@ def fit(runs: Runs, levels_w: Sequence[float], default_w: float) -> CapCurve:
     return curve_of(cells, levels_w, default_w)
 
 
-def curve_of(cells: Cells, levels_w: Sequence[float], default_w: float, *, guarded: bool = False) -> CapCurve:
+def curve_of(cells: CapMeans, levels_w: Sequence[float], default_w: float, *, guarded: bool = False) -> CapCurve:
     """The curve of cells' means; ``guarded``: with a deviation from the form, whether the form is rejected or not."""
     levels = _levels(levels_w)
     if not (levels == default_w).any():
@@ -220,7 +220,7 @@ def curve_of(cells: Cells, levels_w: Sequence[float], default_w: float, *, guard
     return CapCurve(levels, default_w, process.mean, scale * process.covariance, cells, p, 0.0)
 
 
-def cells_of(runs: Runs, levels_w: Sequence[float]) -> Cells:
+def cells_of(runs: Runs, levels_w: Sequence[float]) -> CapMeans:
     """Runs made means by cap: generalised least squares with blocks as random effects."""
     levels = _levels(levels_w)
     cap, energy, time = (np.asarray(x, np.float64) for x in (runs.cap_w, runs.energy_j, runs.time_s))
@@ -248,7 +248,7 @@ def cells_of(runs: Runs, levels_w: Sequence[float]) -> Cells:
         covariances.append(covariance)
     mean = axes @ np.stack(means)
     covariance = np.einsum("ai,bi,ijk->ajbk", axes, axes, np.stack(covariances))
-    return Cells(caps, counts, mean.ravel(), covariance.reshape(2 * len(caps), -1), noise, freedom)
+    return CapMeans(caps, counts, mean.ravel(), covariance.reshape(2 * len(caps), -1), noise, freedom)
 
 
 def _noise(y: Values, effects: Values) -> tuple[Values, float]:
@@ -344,7 +344,7 @@ class _Form:
         moved = theta + step * np.eye(len(theta))
         return (self.at(moved) - here).T / step
 
-    def most_probable(self, cells: Cells, rows: NDArray[np.intp]) -> tuple[Values, Values]:
+    def most_probable(self, cells: CapMeans, rows: NDArray[np.intp]) -> tuple[Values, Values]:
         """Parameters of the greatest posterior density, by Levenberg and Marquardt's method, and the Jacobian there."""
         whiten = np.linalg.inv(np.linalg.cholesky(cells.covariance))
         best: tuple[float, Values, Values] | None = None
@@ -355,7 +355,7 @@ class _Form:
         assert best is not None
         return best[1], best[2]
 
-    def _starts(self, cells: Cells, rows: NDArray[np.intp]) -> Values:
+    def _starts(self, cells: CapMeans, rows: NDArray[np.intp]) -> Values:
         """The two of a coarse grid that come nearest, T as the seconds want it."""
         grid = np.array([(u, w, m) for u in (-0.5, 0.0, 0.3, 0.6) for w in (-2.5, -1.2, 0.2) for m in (-0.8, 0.3, 1.3)])
         starts = np.tile(self.prior_mean, (len(grid), 1))
@@ -370,7 +370,7 @@ class _Form:
         return nearest
 
     def _descended(
-        self, theta: Values, cells: Cells, rows: NDArray[np.intp], whiten: Values
+        self, theta: Values, cells: CapMeans, rows: NDArray[np.intp], whiten: Values
     ) -> tuple[float, Values, Values]:
         """Cost, parameters and Jacobian where the descent from a start ends."""
 
@@ -408,7 +408,7 @@ class _Form:
         return self.at(theta) + jacobian @ (self.prior_mean - theta), (jacobian * self.prior_sd**2) @ jacobian.T
 
 
-def _misfit(cells: Cells, form: _Form, theta: Values, jacobian: Values) -> tuple[float, float]:
+def _misfit(cells: CapMeans, form: _Form, theta: Values, jacobian: Values) -> tuple[float, float]:
     """chi-squared of the cells' means around the form, and its degrees of freedom: cells less the effective number of
     parameters, a parameter that its prior holds counting in part."""
     at = np.searchsorted(form.levels_w, cells.caps_w)
@@ -431,7 +431,7 @@ class _Process(NamedTuple):
 
 
 def _conditioned(
-    prior: tuple[Values, Values], cells: Cells, rows: NDArray[np.intp], deviation: float = 0.0
+    prior: tuple[Values, Values], cells: CapMeans, rows: NDArray[np.intp], deviation: float = 0.0
 ) -> _Process:
     """The process after the cells were seen (Rasmussen and Williams, algorithm 2.1)."""
     mean, covariance = prior
@@ -449,7 +449,7 @@ def _deviation(levels_w: Values, length: float, amplitude: float) -> Values:
     return np.asarray(np.kron(np.eye(2), amplitude**2 * np.exp(-0.5 * (distance / length) ** 2)), np.float64)
 
 
-def _guarded(prior: tuple[Values, Values], cells: Cells, rows: NDArray[np.intp], levels_w: Values) -> _Process:
+def _guarded(prior: tuple[Values, Values], cells: CapMeans, rows: NDArray[np.intp], levels_w: Values) -> _Process:
     """The process with a deviation from the form, as large and as smooth as the cells make most likely."""
     mean, covariance = prior
     best: _Process | None = None

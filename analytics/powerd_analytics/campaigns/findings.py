@@ -12,7 +12,7 @@ from math import exp, hypot, log
 from statistics import fmean
 
 from powerd_analytics.campaigns.cell_tables import kernels_of
-from powerd_analytics.campaigns.cells import SINGLE, Campaign, CellFigures, Chosen, Group, is_single, same_losses
+from powerd_analytics.campaigns.cells import SINGLE, Campaign, CellFigures, Chosen, KnobGroup, is_single, same_losses
 from powerd_analytics.campaigns.design import GPUS, KNOBS, MODEL, Design, level_text
 from powerd_analytics.campaigns.group_tables import floor_j, is_below, savings, wholes
 from powerd_analytics.campaigns.groups import CORE, MEMORY, Scaling, knee, marginals, scalings, setting_text, spans
@@ -126,7 +126,7 @@ def _least(campaign: Campaign, among: Sequence[CellFigures]) -> tuple[CellFigure
 # -- the best setting --------------------------------------------------------------------------------------------------
 
 
-def _of_groups(campaign: Campaign, groups: Sequence[Group], knobs: Sequence[str]) -> Iterator[str]:
+def _of_groups(campaign: Campaign, groups: Sequence[KnobGroup], knobs: Sequence[str]) -> Iterator[str]:
     """Where the least energy and the least EDP are, what they save, and how wide the valley is."""
     for metric in ("e", "edp"):
         best = [(group, campaign.best(group, metric)) for group in groups]
@@ -136,12 +136,12 @@ def _of_groups(campaign: Campaign, groups: Sequence[Group], knobs: Sequence[str]
             yield _of_many(campaign, best, metric, knobs)
 
 
-def _is_found(group: Group, best: Chosen) -> bool:
+def _is_found(group: KnobGroup, best: Chosen) -> bool:
     """Whether some cell is surely worse than the best."""
     return len(best.as_good) + len(best.open) < len(group.cells)
 
 
-def _of_group(campaign: Campaign, group: Group, best: Chosen, metric: str, knobs: Sequence[str]) -> str:
+def _of_group(campaign: Campaign, group: KnobGroup, best: Chosen, metric: str, knobs: Sequence[str]) -> str:
     name = _name(group.levels)
     where = setting_text(campaign, best.cell)
     sentence = f"{name + ': ' if name else ''}the least {merit_of(metric).heading} is at {where}"
@@ -158,7 +158,7 @@ def _of_group(campaign: Campaign, group: Group, best: Chosen, metric: str, knobs
     return sentence
 
 
-def _of_many(campaign: Campaign, best: Sequence[tuple[Group, Chosen]], metric: str, knobs: Sequence[str]) -> str:
+def _of_many(campaign: Campaign, best: Sequence[tuple[KnobGroup, Chosen]], metric: str, knobs: Sequence[str]) -> str:
     offs = [off for group, of in best if (off := group.off_reference(of.cell)) is not None]
     energies, times = zip(*offs, strict=True)
     cells = [of.cell for _, of in best]
@@ -174,7 +174,7 @@ def _range(figures: Sequence[Figure]) -> str:
     return f"{100 * (min(ratios) - 1):+.3g} to {100 * (max(ratios) - 1):+.3g}"
 
 
-def _valley(campaign: Campaign, group: Group, knob: str) -> str:
+def _valley(campaign: Campaign, group: KnobGroup, knob: str) -> str:
     """The levels whose mean energy is near the least mean."""
     off = {cell: found[0].value for cell in group.cells if (found := group.off_reference(cell)) is not None}
     near = [cell for cell, energy in off.items() if energy <= VALLEY * min(off.values())]
@@ -183,7 +183,7 @@ def _valley(campaign: Campaign, group: Group, knob: str) -> str:
     return spans(campaign, near, group.cells, knob) + width
 
 
-def _of_least_loss(campaign: Campaign, groups: Sequence[Group], knobs: Sequence[str]) -> Iterator[str]:
+def _of_least_loss(campaign: Campaign, groups: Sequence[KnobGroup], knobs: Sequence[str]) -> Iterator[str]:
     """Which model loses least time at the lowest level of the knob. Silent where the models cannot be told apart."""
     if len(knobs) != 1 or len(groups) < 2 or len({g.levels.get(MODEL) for g in groups}) < len(groups):
         return

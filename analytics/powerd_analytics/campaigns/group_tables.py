@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, log
 
-from powerd_analytics.campaigns.cells import Campaign, CellFigures, Group, is_knob
+from powerd_analytics.campaigns.cells import Campaign, CellFigures, KnobGroup, is_knob
 from powerd_analytics.campaigns.design import GPUS, KNOBS, MODEL, Cell, Design
 from powerd_analytics.campaigns.groups import (
     CORE,
@@ -211,7 +211,7 @@ def optimum_table(campaign: Campaign) -> Table:
         *_with_u95("saving_pct", "saves %"), *_with_u95("time_pct", "time Δ %"),
     ]  # fmt: skip
     columns += _OF_AS_GOOD
-    alike: dict[tuple[TableCell, ...], list[Group]] = {}
+    alike: dict[tuple[TableCell, ...], list[KnobGroup]] = {}
     for group in campaign.groups:
         alike.setdefault(tuple(group.levels.get(c.name) for c in others), []).append(group)
     rows: list[dict[str, TableCell]] = []
@@ -288,7 +288,7 @@ def savings_table(campaign: Campaign) -> Table:
 
 
 @dataclass(frozen=True, slots=True)
-class Whole:
+class MixedMachine:
     """A machine of several cards of which one of each kind was measured."""
 
     levels: Mapping[str, TableCell]
@@ -303,15 +303,15 @@ class Whole:
         return edp_js(self.energy_j.value, self.time_s.value)
 
 
-def wholes(campaign: Campaign) -> list[Whole]:
+def wholes(campaign: Campaign) -> list[MixedMachine]:
     """Machines by what one card of each kind took: the same one may have several cells, as one of each kind."""
-    moved_over, found = campaign.design.instrument.moved_over, dict[object, Whole]()
+    moved_over, found = campaign.design.instrument.moved_over, dict[object, MixedMachine]()
     for f in campaign.cells if moved_over else ():
         levels, cards = {n: v for n, v in f.cell.levels.items() if n != moved_over}, campaign.cards(f.cell)
         key = (tuple(levels.items()), tuple(cards))
         before = found.get(key)
         time = max((f.time_s, *([before.time_s] if before is not None else [])), key=lambda figure: figure.value)
-        found[key] = Whole(levels, cards, time, f.energy_j)
+        found[key] = MixedMachine(levels, cards, time, f.energy_j)
     return list(found.values())
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from powerd_analytics.campaigns.cells import Campaign, Group
+from powerd_analytics.campaigns.cells import Campaign, KnobGroup
 from powerd_analytics.campaigns.design import GPUS, KNOBS, Cell, Design, level_text
 from powerd_analytics.frame.figure import Figure
 from powerd_analytics.frame.means import mean_of_ratios
@@ -45,7 +45,7 @@ class Scaled:
     """A number of GPUs beside the least number, and what a setting saves there."""
 
     gpus: int
-    group: Group
+    group: KnobGroup
     time_s: float
     """At the reference."""
     speed_up: Figure
@@ -71,7 +71,7 @@ class Scaling:
 
 def scalings(campaign: Campaign) -> list[Scaling]:
     """Of those groups that have a reference and two numbers of GPUs or more, runs compared block by block."""
-    together: dict[tuple[tuple[str, TableCell], ...], list[Group]] = {}
+    together: dict[tuple[tuple[str, TableCell], ...], list[KnobGroup]] = {}
     for group in campaign.groups:
         if group.reference is not None and len(group.cells) > 1 and isinstance(group.levels.get(GPUS), int):
             key = tuple((n, level) for n, level in group.levels.items() if n != GPUS)
@@ -84,7 +84,7 @@ def scalings(campaign: Campaign) -> list[Scaling]:
     return found
 
 
-def _scaling(campaign: Campaign, levels: Mapping[str, TableCell], groups: Sequence[Group]) -> Scaling:
+def _scaling(campaign: Campaign, levels: Mapping[str, TableCell], groups: Sequence[KnobGroup]) -> Scaling:
     at = campaign.best(groups[-1], "edp").cell
     set_to = {name: level for name, level in at.levels.items() if name in KNOBS}
     rows = []
@@ -131,7 +131,7 @@ class Marginal:
     """The same ratios of energy and time by block."""
 
 
-def marginals(design: Design, groups: Sequence[Group], knob: str) -> list[Marginal]:
+def marginals(design: Design, groups: Sequence[KnobGroup], knob: str) -> list[Marginal]:
     """Over some groups, level by level, block by block; the reference level among them. Empty where the reference names
     no level of the knob or the knob has one level alone."""
     if knob not in design.reference:

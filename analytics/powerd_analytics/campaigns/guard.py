@@ -28,7 +28,7 @@ class Clock(Protocol):
     def sleep(self, seconds: float) -> None: ...
 
 
-class WallClock:
+class RealClock:
     """Real time."""
 
     def now_s(self) -> float:

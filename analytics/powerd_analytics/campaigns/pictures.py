@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from powerd_analytics.campaigns.cell_tables import phase_rows
-from powerd_analytics.campaigns.cells import CAP, Campaign, CellFigures, Group
+from powerd_analytics.campaigns.cells import CAP, Campaign, CellFigures, KnobGroup
 from powerd_analytics.campaigns.design import GPUS, KNOBS, MODEL, Cell
 from powerd_analytics.campaigns.group_tables import Saving, savings
 from powerd_analytics.campaigns.groups import scalings
@@ -105,7 +105,7 @@ def _metric_lines(ax: Axes, points: Sequence[tuple[float, float]]) -> None:
 def clock_pictures(campaign: Campaign, knob: str) -> Iterator[tuple[str, Callable[[], Picture]]]:
     """For each kind of training what draws speed and power over a clock, as figures 4 to 15 of Tang et al.: a panel for
     each model, a line for each batch size, all other knobs at their reference."""
-    alike: dict[tuple[tuple[str, TableCell], ...], list[Group]] = {}
+    alike: dict[tuple[tuple[str, TableCell], ...], list[KnobGroup]] = {}
     for group in campaign.groups:
         if group.reference is not None:
             kind = tuple((n, v) for n, v in group.levels.items() if n not in (MODEL, *_BATCH))
@@ -115,7 +115,7 @@ def clock_pictures(campaign: Campaign, knob: str) -> Iterator[tuple[str, Callabl
 
 
 @styled
-def _draw_clocks(campaign: Campaign, knob: str, kind: str, groups: Sequence[Group]) -> Picture:
+def _draw_clocks(campaign: Campaign, knob: str, kind: str, groups: Sequence[KnobGroup]) -> Picture:
     models = list(dict.fromkeys(str(group.levels.get(MODEL, "")) for group in groups))
     figure, axes = panels(len(models), (4.9, 3.2), most_columns=2)
     for (ax,), model in zip(axes, models, strict=True):
@@ -141,7 +141,7 @@ def _draw_clocks(campaign: Campaign, knob: str, kind: str, groups: Sequence[Grou
     return finish(figure, title, campaign.provenances, "solid: speed, left; dashed: power, right")
 
 
-def _over(campaign: Campaign, group: Group, knob: str) -> tuple[list[float], list[float], list[float]]:
+def _over(campaign: Campaign, group: KnobGroup, knob: str) -> tuple[list[float], list[float], list[float]]:
     """Levels of a knob, speed over the reference's and watts there, other knobs at their reference."""
     assert group.reference is not None
     others = {n: v for n, v in group.reference.levels.items() if n in KNOBS and n != knob}

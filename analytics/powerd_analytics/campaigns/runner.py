@@ -18,7 +18,7 @@ from typing import Protocol
 from powerd_analytics.campaigns import stopping
 from powerd_analytics.campaigns.design import KNOBS, Cell, Design, Item
 from powerd_analytics.campaigns.executors import FAILED, NO_WORK, OUT_OF_MEMORY, UNMEASURED, Executor, Local
-from powerd_analytics.campaigns.guard import Clock, NvmlThermometer, Thermometer, Wait, WallClock
+from powerd_analytics.campaigns.guard import Clock, NvmlThermometer, Thermometer, Wait, RealClock
 from powerd_analytics.campaigns.journal import Discard, History, Journal, Result
 from powerd_client.ownership import make_folder, set_aside
 from powerd_core.errors import ConfigError, ControlError, RunFileError
@@ -75,7 +75,7 @@ class Blocks:
         assert until is not None
         records = [history.records.get(Item(cell, block, 0).key) for block in range(number)]
         results = [r.result for r in records if r is not None and r.result is not None]
-        rule = stopping.Repeats(until.half_width, self.design.repeats.min, self.design.repeats.max)
+        rule = stopping.StoppingRule(until.half_width, self.design.repeats.min, self.design.repeats.max)
         return bool(results) and rule.is_done([_value(result, until.metric) for result in results])
 
     def planned(self, history: History) -> int:
@@ -135,7 +135,7 @@ class Runner:
     executor: Executor
     journal: Journal
     tell: Tell = lambda step: None
-    clock: Clock = field(default_factory=WallClock)
+    clock: Clock = field(default_factory=RealClock)
     thermometer: Thermometer = field(default_factory=NvmlThermometer)
     _planned: int = 0
 

@@ -33,7 +33,7 @@ class Interval(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Repeats:
+class StoppingRule:
     """When a cell has repeats enough. Raises `AnalysisError` for a rule that cannot be followed."""
 
     half_width: float

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from powerd_analytics.optimise.live import Command
     from powerd_analytics.optimise.policy import Trial
     from powerd_analytics.optimise.recurrences import Recurrences
-    from powerd_analytics.optimise.simulate import History
+    from powerd_analytics.optimise.simulate import SimulatedHistory
     from powerd_analytics.optimise.traces import JobTrace
 
 Traces = Annotated[
@@ -102,7 +102,7 @@ def simulate(
     shared.refuse_existing(output, overwrite)
     known = _read(traces, gpu, eta, job)
     seeds = seed or [1]
-    histories: list[History] = []
+    histories: list[SimulatedHistory] = []
     with LateProgress() as progress:
         for trace in known:
             for one in seeds:
@@ -223,7 +223,7 @@ def run(
         --metric top1 -- python train.py --batch {batch_size}
     """
     from powerd_analytics.optimise import live
-    from powerd_analytics.optimise.policy import Job, Settings, Target
+    from powerd_analytics.optimise.policy import Job, TrainingSettings, Target
     from powerd_analytics.optimise.recurrences import Recurrences
 
     if not any("{batch_size}" in word for word in command):
@@ -245,7 +245,7 @@ def run(
         shared.warn([f"the batch size alone is chosen, as {job}-unlimited: no power limit can be set: {why}"])
         caps_w, job = [], f"{job}-unlimited"
     recurring = Job(
-        job, tuple(sorted(sizes)), tuple(sorted(caps_w)), Settings(sizes[0], max(caps_w, default=None)),
+        job, tuple(sorted(sizes)), tuple(sorted(caps_w)), TrainingSettings(sizes[0], max(caps_w, default=None)),
         Target(target, lower_is_better), max_epochs, max_power or max(caps_w, default=1.0), eta,
     )  # fmt: skip
     training = live.Command(command, metric, device, tuple(url or ()), window, settle)

@@ -110,7 +110,7 @@ def report(
     output: Annotated[Path | None, Parameter(alias="-o", help="Page to write (.html).")] = None,
     device: shared.Device = None,
     calibration: shared.Calibration = None,
-    training: shared.Training = shared.UNSTATED,
+    training: shared.WholeTraining = shared.UNSTATED,
     costs: shared.Costs = shared.FREE,
     title: Annotated[str | None, Parameter(help="Heading of the page.")] = None,
     max_points: Annotated[

@@ -55,7 +55,7 @@ _OfFactor = Annotated[float | None, Parameter(help="Standard uncertainty of that
 
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True)
-class Training:
+class WholeTraining:
     """How long the whole training is, of which a part was recorded."""
 
     iterations: Annotated[float | None, Parameter(help="Iterations of the whole training.")] = None
@@ -87,7 +87,7 @@ class Costs:
         )
 
 
-UNSTATED, FREE = Training(), Costs()
+UNSTATED, FREE = WholeTraining(), Costs()
 """Nothing is said of the training's length, nothing of what a kWh costs."""
 
 

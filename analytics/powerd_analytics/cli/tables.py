@@ -23,7 +23,7 @@ from powerd_core.text import printable
 if TYPE_CHECKING:
     from powerd_analytics.export import Table
     from powerd_analytics.layers import CountOf
-    from powerd_analytics.layouts import Choice
+    from powerd_analytics.layouts import TableChoice
 
 TableFormat = Literal["text", "csv", "json", "markdown", "latex", "parquet"]
 Form = TableFormat | Literal["paper"]
@@ -92,22 +92,22 @@ class Asked:
     job: Annotated[
         bool, Parameter(negative="", help="The runs are one training over several machines, though they do not say so.")
     ] = False
-    training: shared.Training = shared.UNSTATED
+    training: shared.WholeTraining = shared.UNSTATED
     costs: shared.Costs = shared.FREE
     into: Annotated[
         Path | None, Parameter(help="Also put the tables into /tables of this run file or file of tables (.h5).")
     ] = None
 
-    def choice(self) -> Choice:
+    def choice(self) -> TableChoice:
         """What to make of the frame of the runs. Raises `ConfigError`."""
         from powerd_analytics.accuracy import parse_weights
         from powerd_analytics.cards import Cards
-        from powerd_analytics.layouts import Choice, pair_of
+        from powerd_analytics.layouts import TableChoice, pair_of
         from powerd_analytics.pivots import PivotRequest
         from powerd_analytics.published import parse_mixes
-        from powerd_analytics.runs.accuracy import Target
+        from powerd_analytics.runs.accuracy import ResultTarget
 
-        return Choice(
+        return TableChoice(
             names=tuple(self.table or ()),
             conditions=tuple(self.where or ()),
             pivot=None if self.pivot is None else PivotRequest.parse(self.pivot),
@@ -116,7 +116,7 @@ class Asked:
             gain=pair_of(self.gain),
             factors=self.costs.factors(),
             ignore=tuple(self.ignore or ()),
-            target=None if self.to is None else Target.parse(self.to),
+            target=None if self.to is None else ResultTarget.parse(self.to),
             weights=None if self.weights is None else parse_weights(self.weights),
             cards=Cards(self.card_spread, parse_mixes(self.mix or [])),
         )
@@ -232,7 +232,7 @@ def _print_runs(runs: Sequence[Path], printing: Printing, asked: Asked, *, overw
         shared.put_out(shared.tables_text(tables, form, output), output, overwrite)
 
 
-def _refuse_combinations(choice: Choice, form: Form, output: Path | None, *, is_one_job: bool) -> None:
+def _refuse_combinations(choice: TableChoice, form: Form, output: Path | None, *, is_one_job: bool) -> None:
     pivot, several = choice.pivot is not None, len(choice.names) > 1 or (choice.pivot and choice.gain)
     _refuse(_NO_PARQUET, form == "parquet" and output is None)
     _refuse(f"--format {form} holds one table: choose one", form in _FOR_PROGRAMS and bool(several))

@@ -127,7 +127,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class SensedIntervals:
     """What the sensors tell of intervals [m]."""
 
     resolvable: NDArray[np.bool_]
@@ -137,7 +137,7 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True)
-class PhaseColumns(Seen):
+class PhaseColumns(SensedIntervals):
     """Energies of intervals [m] of one part; NaN in ``energy_j`` where ``resolvable`` is False."""
 
     energy_j: Values
@@ -228,7 +228,7 @@ def interval_budget(
     end_ns: Ints,
     label: Numbers | None = None,
     edge_bound_ns: Numbers | None = None,
-) -> tuple[Budget, Seen]:
+) -> tuple[Budget, SensedIntervals]:
     """The parts of the uncertainty of `interval_energies` alone: of many phases there is no room for both."""
     lines, _, _, seen = _lines_of(part, (begin_ns, end_ns), label, edge_bound_ns)
     budget = Budget(len(begin_ns))
@@ -245,7 +245,7 @@ def _lines_of(
     edge_bound_ns: Numbers | None,
     *,
     is_whole: bool = False,
-) -> tuple[list[tuple[Signal, Parts]], Values, Values, Seen]:
+) -> tuple[list[tuple[Signal, Parts]], Values, Values, SensedIntervals]:
     """Of each line with readings what tells the parts of its uncertainty; the lines' energies together, and the bound
     of what missing readings can have done."""
     begin, end = intervals
@@ -286,7 +286,7 @@ def _lines_of(
         lines.append((signal, parts))
         energies.append(energy)
     together = reduce(np.add, energies) if energies else np.zeros(m)
-    return lines, together, off_by, Seen(resolvable, missing, duration)
+    return lines, together, off_by, SensedIntervals(resolvable, missing, duration)
 
 
 def part_phase_energies(run: Run, part: Part) -> PhaseColumns:
@@ -295,7 +295,7 @@ def part_phase_energies(run: Run, part: Part) -> PhaseColumns:
     return interval_energies(part, p.begin_ns, p.end_ns, p.label, _edge_bound_ns(p))
 
 
-def part_phase_budget(run: Run, part: Part) -> tuple[Budget, Seen]:
+def part_phase_budget(run: Run, part: Part) -> tuple[Budget, SensedIntervals]:
     """The parts of the uncertainty of all phases of a run."""
     p = run.phases
     return interval_budget(part, p.begin_ns, p.end_ns, p.label, _edge_bound_ns(p))

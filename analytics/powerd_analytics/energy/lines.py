@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from powerd_analytics.energy.model import COMES_S, LineModel, Residual, most_lag_ns
-from powerd_analytics.energy.states import Cells, States
+from powerd_analytics.energy.states import StateCells, States
 from powerd_analytics.signals import cores_of
 from powerd_client.integral import energy_upto_j
 from powerd_client.signal import Signal
@@ -251,7 +251,7 @@ def _jump2(left: Values, dt: Values, white2: float) -> Values:
 
 
 def _dense(
-    model: LineModel, cells: Cells, t_ns: Ints, value: Values, near: NDArray[np.intp], at_ns: Ints
+    model: LineModel, cells: StateCells, t_ns: Ints, value: Values, near: NDArray[np.intp], at_ns: Ints
 ) -> dict[str, Values]:
     """The same where readings are dense and none is missing: the plain integral, and at edges what the model knows
     better than a straight line."""

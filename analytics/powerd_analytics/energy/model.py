@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from powerd_analytics.energy.response import Response
-from powerd_analytics.energy.states import Cells, States
+from powerd_analytics.energy.states import StateCells, States
 from powerd_analytics.runs.phases import pieces
 from powerd_client.signal import LATE_FACTOR, Signal
 from powerd_core.errors import AnalysisError
@@ -109,7 +109,7 @@ class Residual:
 class Sample:
     """The readings that the regression sees: those of stretches of time, one after the other."""
 
-    cells: Cells
+    cells: StateCells
     """Of all stretches. What lies between two of them belongs to the last cell of the first."""
     t_s: Values
     """[n] since the first cell."""
@@ -145,11 +145,11 @@ class LineModel:
     """[q] of each column."""
     residual: Residual
 
-    def upto(self, cells: Cells, t_s: Values) -> Values:
+    def upto(self, cells: StateCells, t_s: Values) -> Values:
         """Joules of the model from the first cell up to moments."""
         return np.asarray(np.interp(t_s - self.lag_s, cells.at_s, cells.joules(self.watts[cells.column])))
 
-    def seen(self, cells: Cells, t_s: Values) -> Values:
+    def seen(self, cells: StateCells, t_s: Values) -> Values:
         """What readings at moments would show of the model."""
         return self.response.seen(cells, self.watts[cells.column], t_s)
 

@@ -16,7 +16,7 @@ from powerd_client.signal import Signal
 from powerd_core.model import Fault, faults_text
 
 if TYPE_CHECKING:
-    from powerd_analytics.energy.devices import Part, PhaseColumns, Seen
+    from powerd_analytics.energy.devices import Part, PhaseColumns, SensedIntervals
 
 AT_LEAST = "energy and power are lower bounds, without an interval"
 """What follows for a row with a number from readings at full scale."""
@@ -38,13 +38,13 @@ MOSTLY = 0.5
 """A phase of which more than this share has no readings gives no number."""
 
 
-def usable(columns: Seen) -> NDArray[np.bool_]:
+def usable(columns: SensedIntervals) -> NDArray[np.bool_]:
     """[m] phases that have a number of their own: resolvable, and not mostly without readings."""
     return columns.resolvable & (columns.missing_s <= MOSTLY * columns.duration_s)
 
 
 def not_resolvable(
-    part: Part, columns: Seen, which: NDArray[np.bool_], begin_ns: NDArray[np.int64], end_ns: NDArray[np.int64]
+    part: Part, columns: SensedIntervals, which: NDArray[np.bool_], begin_ns: NDArray[np.int64], end_ns: NDArray[np.int64]
 ) -> str:
     """Why the phases ``which`` of a kind, among those that begin and end so, have no energy."""
     missing, duration = columns.missing_s[which], columns.duration_s[which]

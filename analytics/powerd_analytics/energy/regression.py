@@ -2,7 +2,7 @@
 
     y_k = sum over columns c of A[k, c] p[c] + (dy_k / d timing) timing + drift(t_k) + r_k
 
-Three values are passed on, none of which changes: the `Design` (A, y and the readings' weights, and of these N = A'A
+Three values are passed on, none of which changes: the `FitDesign` (A, y and the readings' weights, and of these N = A'A
 and A'y), the `Prior` (what is believed of the unknowns beforehand, as a factor L of their covariance), and the `Fit`
 (the noise s2 that makes the evidence greatest, and the unknowns there). The unknowns u are the power of each of the q
 columns less the mean power of the readings, the three of the timing (place, lag, time constant), and the drift.
@@ -29,7 +29,7 @@ from powerd_analytics.energy.model import (
     most_lag_ns,
 )
 from powerd_analytics.energy.response import Response, place_limit_ns
-from powerd_analytics.energy.states import Cells, States
+from powerd_analytics.energy.states import StateCells, States
 from powerd_analytics.signals import parts_between
 from powerd_client.signal import Signal
 
@@ -195,7 +195,7 @@ class Prior:
 
 
 @dataclass(frozen=True, slots=True)
-class Design:
+class FitDesign:
     """What the readings of a sample say: y = A u + r, at a timing."""
 
     sample: Sample
@@ -222,7 +222,7 @@ class Design:
 class Fit:
     """The posterior of the unknowns, if the prior were right and what is left over noise."""
 
-    design: Design
+    design: FitDesign
     prior: Prior
     u: Values
     """[unknowns] their means, as differences from the mean power and from the design's timing."""
@@ -393,7 +393,7 @@ def _sample(runs: Sequence[tuple[Ints, Values, NDArray[np.bool_]]], states: Stat
     """Of stretches: times [n], power [r] of the readings, or of what a counter has between two, and whether it is
     good."""
     if not runs:
-        cells = Cells(0, np.array([0.0, 1e-9]), np.zeros(1, np.int64))
+        cells = StateCells(0, np.array([0.0, 1e-9]), np.zeros(1, np.int64))
         return Sample(cells, np.zeros(0), np.zeros(0), np.zeros(0, bool), (), np.zeros((0, 2), np.int64))
     before, behind = (int(x * 1e9) + 5_000_000 for x in response.margin_s)
     spans = np.array([t_ns[[0, -1]] for t_ns, _, _ in runs])
@@ -402,7 +402,7 @@ def _sample(runs: Sequence[tuple[Ints, Values, NDArray[np.bool_]]], states: Stat
     # Whole nanoseconds: a reading at an edge is at it.
     at_s = [(np.rint(c.at_s * 1e9) + (c.origin_ns - origin)) * 1e-9 for c in around]
     at_s = [*(at[:-1] for at in at_s[:-1]), at_s[-1]]
-    cells = Cells(origin, np.concatenate(at_s), np.concatenate([c.column for c in around]))
+    cells = StateCells(origin, np.concatenate(at_s), np.concatenate([c.column for c in around]))
     first = np.cumsum([0, *(len(t_ns) for t_ns, _, _ in runs)]).tolist()
     rows = tuple(slice(a, a + len(watts)) for a, (_, watts, _) in zip(first, runs, strict=False))
     t_s = cells.since(np.concatenate([t_ns for t_ns, _, _ in runs]))
@@ -585,7 +585,7 @@ def design(
     weighing: Weighing,
     timing: Values | None = None,
     power: Values | None = None,
-) -> Design:
+) -> FitDesign:
     """What a sample says at a timing; with the power of the columns less the mean, also by how much the timing moves
     the readings."""
     timing = np.zeros(3) if timing is None else timing
@@ -614,7 +614,7 @@ def design(
         N = N + weighing.noise2 * (block.B.T @ block.B)
         Ay += weighing.noise2 * (block.B.T @ block.y)
         yy += weighing.noise2 * float(block.y @ block.y)
-    return Design(sample, weighing, timing, A, y, tuple(seen), N_own, N, Ay, yy)
+    return FitDesign(sample, weighing, timing, A, y, tuple(seen), N_own, N, Ay, yy)
 
 
 def _drift(sample: Sample, t_s: Values) -> Values:
@@ -681,7 +681,7 @@ def _gain_off(block: Block, u: Values) -> float:
 # -- their solution
 
 
-def fit(design: Design, prior: Prior, near: int | None = None) -> Fit:
+def fit(design: FitDesign, prior: Prior, near: int | None = None) -> Fit:
     """The unknowns at the noise that makes the evidence greatest, which is looked for beside the ``near``-th of those
     that are tried, and without a number among all.
 
@@ -795,7 +795,7 @@ def _covariance(fit: Fit, scatter: Values, Q: Values, F: Values) -> Values:
     return np.asarray(wide @ wide.T)
 
 
-def _scatter(design: Design, u: Values) -> Values:
+def _scatter(design: FitDesign, u: Values) -> Values:
     """What the scores, A' times what is left over, scatter by (Newey and West, 1987): readings that are off alike, one
     after the other or once in so many, and those that are off by more than others, count as what they are.
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from powerd_analytics.energy.states import Cells
+from powerd_analytics.energy.states import StateCells
 from powerd_client.signal import Signal
 from powerd_core.model import ShuntConversion
 
@@ -75,7 +75,7 @@ class Response:
     def slowed(self, share: float) -> Response:
         return replace(self, tau_s=self.tau_s * (1 + share))
 
-    def seen(self, cells: Cells, watts: Values, t_s: Values) -> Values:
+    def seen(self, cells: StateCells, watts: Values, t_s: Values) -> Values:
         """What readings at ``t_s`` [n] see of power that is ``watts`` [c] in the cells; of a counter [n - 1]."""
         at = np.asarray(t_s) + self.shift_s
         upto = cells.joules(watts)
@@ -95,7 +95,7 @@ class Response:
             return self._low_passed(cells, watts, level, at)
         return np.asarray(watts[_cell(cells, at)])
 
-    def design(self, cells: Cells, t_s: Values, columns: int) -> Values:
+    def design(self, cells: StateCells, t_s: Values, columns: int) -> Values:
         """[n, columns] the share of each reading's weight that lies in each column; of a counter [n - 1, columns]."""
         at = np.asarray(t_s) + self.shift_s
         window = np.full(len(at), self.window_s)
@@ -129,13 +129,13 @@ class Response:
             return np.asarray((joules(x + window / 2) - joules(x - window / 2)) / window)
         return np.asarray(-np.expm1(-np.maximum(x, 0) / self.tau_s) if self.tau_s else (x >= 0) * 1.0)
 
-    def _low_passed(self, cells: Cells, watts: Values, level: Values, t_s: Values) -> Values:
+    def _low_passed(self, cells: StateCells, watts: Values, level: Values, t_s: Values) -> Values:
         i = _cell(cells, t_s)
         left = np.exp(-np.maximum(t_s - cells.at_s[i], 0) / self.tau_s)
         return np.asarray(watts[i] + (level[i] - watts[i]) * left)
 
 
-def _cell(cells: Cells, t_s: Values) -> NDArray[np.intp]:
+def _cell(cells: StateCells, t_s: Values) -> NDArray[np.intp]:
     """[n] the cell of each moment. Of many moments in order each cell is looked for, which are fewer."""
     last = len(cells.column) - 1
     if len(t_s) < len(cells.column):
@@ -151,7 +151,7 @@ def _pieces(upto: Ints) -> tuple[list[int], list[int]]:
     return edges[:-1], edges[1:]
 
 
-def _joules(cells: Cells, watts: Values, upto: Values, t_s: Values) -> Values:
+def _joules(cells: StateCells, watts: Values, upto: Values, t_s: Values) -> Values:
     """[n] joules from the first cell up to moments in order."""
     i = _cell(cells, t_s)
     into = np.clip(t_s, cells.at_s[0], cells.at_s[-1])
@@ -161,7 +161,7 @@ def _joules(cells: Cells, watts: Values, upto: Values, t_s: Values) -> Values:
     return np.asarray(into)
 
 
-def _behind_low_pass(cells: Cells, watts: Values, tau_s: float) -> Values:
+def _behind_low_pass(cells: StateCells, watts: Values, tau_s: float) -> Values:
     """[n] what a low-pass shows where each cell begins; at the first one it has come to rest.
 
     A recursion, solved in blocks so short that no exponential is too large.

@@ -160,7 +160,7 @@ class States:
         moved = np.maximum(begins - np.repeat(early, np.diff(base)), 0)
         return begins, early, moved, begins + np.repeat(np.arange(len(base) - 1) << _LONGEST, np.diff(base))
 
-    def cells(self, begin_ns: int, end_ns: int) -> Cells:
+    def cells(self, begin_ns: int, end_ns: int) -> StateCells:
         """All cells between two moments, the first and the last cut there."""
         first = int(np.searchsorted(self.edge_ns, begin_ns, "right"))
         last = int(np.searchsorted(self.edge_ns, end_ns, "left"))
@@ -186,11 +186,11 @@ class States:
         keep = max(int(np.searchsorted(at, begin_ns, "right")) - 1, 0)
         at, column = at[keep:], column[keep:]
         at[0] = begin_ns
-        return Cells(begin_ns, np.append(at - begin_ns, end_ns - begin_ns) * 1e-9, column)
+        return StateCells(begin_ns, np.append(at - begin_ns, end_ns - begin_ns) * 1e-9, column)
 
 
 @dataclass(frozen=True, slots=True)
-class Cells:
+class StateCells:
     """Time between two moments cut into cells, each a bin of a state. Seconds since ``origin_ns``."""
 
     origin_ns: int

@@ -22,7 +22,7 @@ class Padded(nn.Module):
         return padded
 
 
-class Block(nn.Module):
+class ResidualBlock(nn.Module):
     """Convolutions (channels, kernel, stride) with normalisation, a shortcut around them, and their sum."""
 
     def __init__(self, cin: int, plan: Sequence[tuple[int, int, int]], *, projects: bool) -> None:
@@ -59,7 +59,7 @@ def resnet(
             plan = [(width, 3, stride), (width, 3, 1)]
             if bottleneck:  # the stride is the 3x3 convolution's
                 plan = [(width, 1, 1), (width, 3, stride), (4 * width, 1, 1)]
-            stage.append(Block(channels, plan, projects=projects))
+            stage.append(ResidualBlock(channels, plan, projects=projects))
             channels = plan[-1][0]
         stages.append(nn.Sequential(*stage))
     parts = {"stem": nn.Sequential(*stem), "stages": nn.Sequential(*stages), "pool": nn.AdaptiveAvgPool2d(1)}

@@ -1,7 +1,7 @@
 """What people read of histories and of traces: rows for programs, tables of 80 columns.
 
 The uncertainty of an energy or a time in a trace is that of the mean number of epochs (Student's t over the traced
-trainings of a batch size): what an epoch takes hardly varies beside it. Settings of one batch size share it.
+trainings of a batch size): what an epoch takes hardly varies beside it. TrainingSettings of one batch size share it.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from powerd_analytics.export import Column, Table, make_table
 from powerd_analytics.frame.best import best_of_means
 from powerd_analytics.frame.figure import Figure
 from powerd_analytics.metrics import pareto_front
-from powerd_analytics.optimise.policy import Outcome, Settings, Trial
-from powerd_analytics.optimise.recurrences import Step
-from powerd_analytics.optimise.simulate import LAST, History, oracle, potential_savings
+from powerd_analytics.optimise.policy import Outcome, TrainingSettings, Trial
+from powerd_analytics.optimise.recurrences import DecisionStep
+from powerd_analytics.optimise.simulate import LAST, SimulatedHistory, oracle, potential_savings
 from powerd_analytics.optimise.traces import NEVER, JobTrace
 from powerd_analytics.text import Cell, digits, first_of
 
@@ -29,7 +29,7 @@ SLOWER_PCT = (0, 5, 10, 20)
 # ---- histories -----------------------------------------------------------------------------------------------------
 
 
-def history_row(history: History) -> dict[str, Cell]:
+def history_row(history: SimulatedHistory) -> dict[str, Cell]:
     """One history, for programs."""
     job, last = history.trace.job, history.runs[-LAST:]
     settings = history.last_settings
@@ -55,7 +55,7 @@ def history_row(history: History) -> dict[str, Cell]:
     }
 
 
-def history_table(histories: Sequence[Sequence[History]], policy: str) -> Table:
+def history_table(histories: Sequence[Sequence[SimulatedHistory]], policy: str) -> Table:
     """Histories by job and seed, for people; of several seeds the means, and of the settings the most frequent."""
     columns = (
         Column("job"),
@@ -101,7 +101,7 @@ def history_table(histories: Sequence[Sequence[History]], policy: str) -> Table:
 # ---- trainings that were carried out -------------------------------------------------------------------------------
 
 
-def replay_row(trial: Trial, outcome: Outcome, steps: Sequence[Step]) -> dict[str, Cell]:
+def replay_row(trial: Trial, outcome: Outcome, steps: Sequence[DecisionStep]) -> dict[str, Cell]:
     """One training of `joules optimise run`, and how many of the decisions on it come out again."""
     own = [step for step in steps if step.number == trial.number and step.what != "end"]
     return {
@@ -118,7 +118,7 @@ def replay_row(trial: Trial, outcome: Outcome, steps: Sequence[Step]) -> dict[st
     }
 
 
-def replay_table(ended: Sequence[tuple[Trial, Outcome]], steps: Sequence[Step]) -> Table:
+def replay_table(ended: Sequence[tuple[Trial, Outcome]], steps: Sequence[DecisionStep]) -> Table:
     """The same of all of them, for people."""
     columns = (
         Column("training", "integer", "1"),
@@ -144,7 +144,7 @@ def replay_table(ended: Sequence[tuple[Trial, Outcome]], steps: Sequence[Step]) 
 class Alternative:
     """Settings, what reaching the target takes with them, and the half-widths of its 95 % intervals."""
 
-    settings: Settings
+    settings: TrainingSettings
     energy_j: float
     time_s: float
     u95_share: float | None
@@ -193,7 +193,7 @@ def front(trace: JobTrace) -> list[Alternative]:
     return [known[place] for place in places]
 
 
-def as_good(trace: JobTrace) -> list[Settings]:
+def as_good(trace: JobTrace) -> list[TrainingSettings]:
     """The settings of the least cost, and those that cannot be told from them by the traced trainings."""
     best = oracle(trace)
     # One batch size has the same epochs under every limit.
@@ -300,7 +300,7 @@ def _front_table(traces: Sequence[JobTrace]) -> Table:
     return make_table("pareto", "Settings that no others beat in energy and in time", columns, rows)
 
 
-def _shown(settings: Settings) -> str:
+def _shown(settings: TrainingSettings) -> str:
     cap = "" if settings.power_cap_w is None else f" {settings.power_cap_w:g} W"
     return f"{settings.batch_size}{cap}"
 

@@ -12,7 +12,7 @@ from powerd_analytics.optimise.policy import (
     Observation,
     Outcome,
     RememberingPolicy,
-    Settings,
+    TrainingSettings,
     Trial,
 )
 
@@ -40,7 +40,7 @@ class FixedPolicy(RememberingPolicy[_Count]):
 
 @dataclass(slots=True)
 class _Result:
-    settings: Settings
+    settings: TrainingSettings
     cost_j: float | None = None
     """None: did not reach the target."""
 
@@ -60,7 +60,7 @@ class GridPolicy(RememberingPolicy[_Grid]):
     def __init__(self, job: Job, seed: int = 0) -> None:
         super().__init__(job, seed)
         caps = job.power_caps_w or (None,)
-        self._all = [Settings(b, cap) for b in job.batch_sizes for cap in caps]
+        self._all = [TrainingSettings(b, cap) for b in job.batch_sizes for cap in caps]
 
     def begin(self, recurrence: int, pending: Sequence[Trial] = ()) -> Trial:
         results = self.memory.results

@@ -26,7 +26,7 @@ from powerd_analytics.optimise.policy import (
     Job,
     Observation,
     Outcome,
-    Settings,
+    TrainingSettings,
     Stop,
     Trial,
 )
@@ -102,7 +102,7 @@ def carry_out(
 
 
 def outcome_of(
-    observations: Sequence[Observation], job: Job, settings: Settings, *, ended: Ending | None = None, broke: bool
+    observations: Sequence[Observation], job: Job, settings: TrainingSettings, *, ended: Ending | None = None, broke: bool
 ) -> Outcome:
     """How a training ended, by what was seen of it; ``ended`` is why it was ended from here, ``broke`` that its command
     failed."""
@@ -156,7 +156,7 @@ class _Watch:
         self.trial, self._job, self._command, self._decide = trial, job, command, decide
         self.hold: Hold | None = None
         self.ended: Ending | None = None
-        self.settings = Settings(trial.settings.batch_size)
+        self.settings = TrainingSettings(trial.settings.batch_size)
         """In force."""
         self.epoch = 0
         """The last one that the policy was asked about."""
@@ -171,7 +171,7 @@ class _Watch:
             self._profiling = _Profiling(list(trial.profile_caps_w))
             wanted_w = trial.profile_caps_w[0] if trial.profile_caps_w else trial.settings.power_cap_w
             if wanted_w is not None:
-                self.settings = Settings(trial.settings.batch_size, wanted_w)
+                self.settings = TrainingSettings(trial.settings.batch_size, wanted_w)
                 self.hold = Hold({"power_cap_w": wanted_w}, name="joules optimise", settle_s=command.settle_s)
 
     def first(self) -> Decision:
@@ -270,12 +270,12 @@ class _Watch:
             tell(f"the training goes on without its policy: {error}")
             return Go()
 
-    def _in_force(self) -> Settings:
+    def _in_force(self) -> TrainingSettings:
         if self.hold is not None and self.hold.problem:
-            self.settings = Settings(self.settings.batch_size)
+            self.settings = TrainingSettings(self.settings.batch_size)
         return self.settings
 
-    def _set(self, settings: Settings) -> bool:
+    def _set(self, settings: TrainingSettings) -> bool:
         if self.hold is None or settings.power_cap_w is None or not self.hold.set(power_cap_w=settings.power_cap_w):
             return False
         self.settings = settings
@@ -299,7 +299,7 @@ class _Watch:
                 joules = self._worker.submit(self._measured_j, begin_ns, t_ns)
                 p.windows.append(_Window(cap_w, epoch - p.begin_epoch, (t_ns - begin_ns) / 1e9, joules))
             p.begin_ns = 0
-            while p.caps_w and not self._set(Settings(self.settings.batch_size, p.caps_w[0])):
+            while p.caps_w and not self._set(TrainingSettings(self.settings.batch_size, p.caps_w[0])):
                 p.asked_w.append(p.caps_w.pop(0))
         if p.caps_w and self._settled_ns - t_ns <= _AT_ONCE * (t_ns - self._last_ns):
             p.begin_ns, p.begin_epoch = t_ns, epoch

@@ -38,7 +38,7 @@ from powerd_analytics.optimise.policy import (
     Observation,
     Outcome,
     RememberingPolicy,
-    Settings,
+    TrainingSettings,
     Stop,
     Trial,
 )
@@ -143,7 +143,7 @@ class Memory:
     tries: list[Tries] = field(default_factory=list)
 
 
-class Seen(NamedTuple):
+class PastTrainings(NamedTuple):
     """Trainings [n] as the process of log N has them."""
 
     places: Places
@@ -154,13 +154,13 @@ class Seen(NamedTuple):
     noise: Values
     """Variance of that."""
 
-    def chosen(self, which: NDArray[np.bool_]) -> Seen:
-        return Seen(self.places[which], self.ages[which], self.values[which], self.noise[which])
+    def chosen(self, which: NDArray[np.bool_]) -> PastTrainings:
+        return PastTrainings(self.places[which], self.ages[which], self.values[which], self.noise[which])
 
-    def with_expected(self, places: list[int], mean: Values, noise_variance: float) -> Seen:
+    def with_expected(self, places: list[int], mean: Values, noise_variance: float) -> PastTrainings:
         """With trainings that go on now, as if they had ended as expected."""
         count = len(places)
-        return Seen(
+        return PastTrainings(
             np.concatenate([self.places, np.array(places, dtype=np.intp)]),
             np.concatenate([self.ages, np.zeros(count)]),
             np.concatenate([self.values, mean[places]]),
@@ -234,7 +234,7 @@ class LognormalPolicy(RememberingPolicy[Memory]):
         profile = profile_at(self.memory.profiles, batch_size)
         caps = self._caps_to_profile(batch_size)
         cap = caps[0] if profile is None and caps else self._best_cap_w(profile)
-        trial = self.next_trial(recurrence, Settings(batch_size, cap), caps)
+        trial = self.next_trial(recurrence, TrainingSettings(batch_size, cap), caps)
         self.memory.curves.append(Curve(trial.number))
         return trial
 
@@ -311,7 +311,7 @@ class LognormalPolicy(RememberingPolicy[Memory]):
         if observation.epoch == 0 or (observation.profile and is_new):
             best_w = self._best_cap_w(profile)
             if best_w is not None and observation.settings.power_cap_w != best_w:
-                return Change(Settings(batch_size, best_w))
+                return Change(TrainingSettings(batch_size, best_w))
         if observation.epoch == 0:
             return Go()
         curve = next(c for c in self.memory.curves if c.trial == trial.number)
@@ -500,7 +500,7 @@ class LognormalPolicy(RememberingPolicy[Memory]):
         past = self._remembered()
         place_of = {size: place for place, size in enumerate(self.job.batch_sizes)}
         now = max((p.recurrence for p in past), default=0) + 1
-        seen = Seen(
+        seen = PastTrainings(
             np.array([place_of[p.batch_size] for p in past], dtype=np.intp),
             np.array([now - p.recurrence for p in past], dtype=np.float64),
             np.array([p.log_epochs for p in past], dtype=np.float64),
@@ -526,7 +526,7 @@ class LognormalPolicy(RememberingPolicy[Memory]):
             return past.predicted, noise_variance + past.predicted_sd**2
         return truncated_normal(mean, variance + noise_variance, past.log_epochs)[0], noise_variance
 
-    def _posterior(self, seen: Seen, centre: float) -> tuple[Values, Values]:
+    def _posterior(self, seen: PastTrainings, centre: float) -> tuple[Values, Values]:
         """Of the process at all batch sizes. Trainings at one batch size count together."""
         weight = np.bincount(seen.places, 1 / seen.noise, len(self._octaves))
         at = np.flatnonzero(weight)

@@ -43,7 +43,7 @@ VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class TrainingSettings:
     """With what to train; None leaves a knob of the device as it is."""
 
     batch_size: int
@@ -71,7 +71,7 @@ class Job:
     """Ascending."""
     power_caps_w: tuple[float, ...]
     """Ascending; empty where no limit can be set."""
-    default: Settings
+    default: TrainingSettings
     target: Target
     max_epochs: int
     max_power_w: float
@@ -110,7 +110,7 @@ class Trial:
     number: int
     """Counts the trials of a policy, from 0."""
     recurrence: int
-    settings: Settings
+    settings: TrainingSettings
     profile_caps_w: tuple[float, ...] = ()
     """Limits to be measured first: a trace divides the first epoch evenly among them, a real training takes whole
     epochs for each, in this order."""
@@ -125,7 +125,7 @@ class Observation:
     """Since the training began, as is ``time_s``. None where it is not known yet: the joules of a real training are
     worked out when it has ended."""
     time_s: float
-    settings: Settings
+    settings: TrainingSettings
     """In force, whatever was asked."""
     metric: float | None = None
     """The best so far; None where nothing is known yet."""
@@ -147,7 +147,7 @@ class Outcome:
     epochs: int
     energy_j: float
     time_s: float
-    settings: Settings
+    settings: TrainingSettings
     """In force at the end."""
 
     @property
@@ -166,7 +166,7 @@ class Go:
 class Change:
     """Go on with another power limit."""
 
-    settings: Settings
+    settings: TrainingSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,7 +265,7 @@ class RememberingPolicy(Generic[M]):
             raise ConfigError(f"the state of policy {cls.name!r} is damaged: {error}") from error
         return policy
 
-    def next_trial(self, recurrence: int, settings: Settings, profile_caps_w: Sequence[float] = ()) -> Trial:
+    def next_trial(self, recurrence: int, settings: TrainingSettings, profile_caps_w: Sequence[float] = ()) -> Trial:
         number: int = self.memory.trials  # type: ignore[attr-defined]
         self.memory.trials += 1  # type: ignore[attr-defined]
         return Trial(number, recurrence, settings, tuple(profile_caps_w))

@@ -26,7 +26,7 @@ from powerd_analytics.optimise.policy import (
     Observation,
     Outcome,
     Policy,
-    Settings,
+    TrainingSettings,
     Stop,
     Trial,
     find_policy,
@@ -140,7 +140,7 @@ class Recurrences:
         with _readable(self.path):
             return [(from_document(Trial, json.loads(t)), from_document(Outcome, json.loads(o))) for t, o in found]
 
-    def replay(self) -> list[Step]:
+    def replay(self) -> list[DecisionStep]:
         """Ask a new policy of the same seed all that the policy was asked, in the same order. Raises `ConfigError`
         where the file has not all of it."""
         with self._transaction() as (rows, policy, _):
@@ -153,7 +153,7 @@ class Recurrences:
         with _readable(self.path):
             return self._replayed(steps, self._policy(self.job, seed))
 
-    def _replayed(self, steps: Sequence[tuple[str, int, str, str]], policy: Policy) -> list[Step]:
+    def _replayed(self, steps: Sequence[tuple[str, int, str, str]], policy: Policy) -> list[DecisionStep]:
         trials: dict[int, Trial] = {}
         replayed = []
         for what, number, told_text, answer_text in steps:
@@ -168,7 +168,7 @@ class Recurrences:
             else:
                 policy.end(trials[number], from_document(Outcome, told))
                 again = answer
-            replayed.append(Step(what, number, answer, again))
+            replayed.append(DecisionStep(what, number, answer, again))
         return replayed
 
     # -- inside a transaction ------------------------------------------------------------------------------------------
@@ -208,7 +208,7 @@ class Recurrences:
             if started(pid) == began:
                 pending.append(trial)
                 continue
-            lost = Outcome("lost", 0, 0.0, 0.0, Settings(trial.settings.batch_size))
+            lost = Outcome("lost", 0, 0.0, 0.0, TrainingSettings(trial.settings.batch_size))
             self._end(rows, policy, trial, lost)
         return pending
 
@@ -288,7 +288,7 @@ def open_recurrences(path: Path, job: str) -> Recurrences:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class DecisionStep:
     """What a policy was asked, or told, and its answer: a trial, a decision, or none to an end."""
 
     what: str

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Literal
 
-from powerd_analytics.optimise.policy import Outcome, Policy, Settings, Trial, carry_out, find_policy
+from powerd_analytics.optimise.policy import Outcome, Policy, TrainingSettings, Trial, carry_out, find_policy
 from powerd_analytics.optimise.traces import JobTrace, Slope, TraceEnvironment
 from powerd_core.errors import AnalysisError
 
@@ -27,24 +27,24 @@ Drift = Literal["none", "jump", "tilt", "season"]
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class SimulatedTraining:
     """One training of a history."""
 
     recurrence: int
-    settings: Settings
+    settings: TrainingSettings
     energy_j: float
     time_s: float
     is_reached: bool
 
 
 @dataclass(frozen=True, slots=True)
-class History:
+class SimulatedHistory:
     """What became of one job under one policy with one seed."""
 
     trace: JobTrace
     policy: str
     seed: int
-    runs: tuple[Run, ...]
+    runs: tuple[SimulatedTraining, ...]
     """In the order in which they ended; without those that were stopped before their first epoch."""
     failures: int
     """Recurrences that were given up."""
@@ -78,7 +78,7 @@ class History:
         return (math.fsum(costs) - math.fsum(best)) / fmean(best)
 
     @property
-    def last_settings(self) -> Settings:
+    def last_settings(self) -> TrainingSettings:
         """Those that the last runs had most often."""
         return Counter(run.settings for run in self.runs[-LAST:]).most_common(1)[0][0]
 
@@ -115,14 +115,14 @@ def _moving_slope(trace: JobTrace) -> float:
     return _SLOPES[-1]
 
 
-def _oracle(trace: JobTrace, slope: float) -> tuple[Settings, float]:
+def _oracle(trace: JobTrace, slope: float) -> tuple[TrainingSettings, float]:
     """The settings of the least expected cost, and that cost, of a job that has drifted so far."""
     costs = {settings: trace.expected_cost_j(settings, slope) for settings in trace.settings}
     best = min(costs, key=lambda settings: costs[settings])
     return best, costs[best]
 
 
-def oracle(trace: JobTrace) -> Settings:
+def oracle(trace: JobTrace) -> TrainingSettings:
     """The settings of the least expected cost."""
     return _oracle(trace, 0.0)[0]
 
@@ -143,7 +143,7 @@ def simulate(
     recurrences: int | None = None,
     drift: Drift = "none",
     concurrency: int = 1,
-) -> History:
+) -> SimulatedHistory:
     """Let a job recur under a policy.
 
     With a ``concurrency`` above 1, so many recurrences go on at any time: each ends when its trainings have taken their
@@ -156,7 +156,7 @@ def simulate(
     chooser = cls(trace.job, seed)
     slope = slope_of(trace, drift, count)
     environment = TraceEnvironment(trace, seed, slope)
-    runs: list[Run] = []
+    runs: list[SimulatedTraining] = []
     tries: Counter[int] = Counter()
     failures = 0
     going: list[tuple[float, int, Trial, Outcome]] = []
@@ -175,7 +175,7 @@ def simulate(
         recurrence = trial.recurrence
         tries[recurrence] += 1
         if outcome.epochs > 0:
-            runs.append(Run(recurrence, outcome.settings, outcome.energy_j, outcome.time_s, outcome.is_reached))
+            runs.append(SimulatedTraining(recurrence, outcome.settings, outcome.energy_j, outcome.time_s, outcome.is_reached))
         if not outcome.is_reached and tries[recurrence] < MOST_TRIES:
             start(recurrence, now_s)
             continue
@@ -186,7 +186,7 @@ def simulate(
     slopes = [0.0 if slope is None else slope(recurrence) for recurrence in range(count)]
     best_j = {value: _oracle(trace, value)[1] for value in set(slopes)}
     default_j = {value: trace.expected_cost_j(trace.job.default, value) for value in set(slopes)}
-    return History(
+    return SimulatedHistory(
         trace, policy if isinstance(policy, str) else getattr(cls, "name", cls.__name__), seed, tuple(runs), failures,
         tuple(best_j[value] for value in slopes), tuple(default_j[value] for value in slopes),
     )  # fmt: skip
@@ -211,7 +211,7 @@ def potential_savings(trace: JobTrace) -> Savings:
     default = trace.job.default
     before_j = trace.expected(default).energy_j
 
-    def saved_pct(settings: Sequence[Settings]) -> float:
+    def saved_pct(settings: Sequence[TrainingSettings]) -> float:
         return 100.0 * (1.0 - min(trace.expected(s).energy_j for s in settings) / before_j)
 
     everything = trace.settings

@@ -15,7 +15,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from powerd_analytics.optimise.lognormal import LognormalPolicy, Past, Seen, Values
+from powerd_analytics.optimise.lognormal import LognormalPolicy, Past, PastTrainings, Values
 
 
 class TiltPolicy(LognormalPolicy):
@@ -38,7 +38,7 @@ class TiltPolicy(LognormalPolicy):
         # Of successive trainings (von Neumann): what drifts slowly is no chance.
         return math.fsum((b - a) ** 2 for a, b in pairwise(values)) / 2
 
-    def _posterior(self, seen: Seen, centre: float) -> tuple[Values, Values]:
+    def _posterior(self, seen: PastTrainings, centre: float) -> tuple[Values, Values]:
         """Averaged over the steps by how likely each makes what was seen.
 
         Time runs backwards from now: a walk has gone the farther, the longer ago a training was.

@@ -28,7 +28,7 @@ from powerd_analytics.optimise.policy import (
     Job,
     Observation,
     Outcome,
-    Settings,
+    TrainingSettings,
     Stop,
     Target,
     Training,
@@ -64,9 +64,9 @@ class JobTrace:
         return replace(self, job=replace(self.job, eta=eta))
 
     @property
-    def settings(self) -> list[Settings]:
+    def settings(self) -> list[TrainingSettings]:
         """All that were traced, by batch size and then by limit."""
-        return [Settings(b, cap) for b in self.job.batch_sizes for cap in sorted(self.costs[b])]
+        return [TrainingSettings(b, cap) for b in self.job.batch_sizes for cap in sorted(self.costs[b])]
 
     def expected_epochs(self, batch_size: int, slope: float = 0.0) -> float:
         """Mean epochs that reaching the target takes. Trainings that fail count with all epochs that they may take;
@@ -85,7 +85,7 @@ class JobTrace:
         factor = math.exp2(slope * math.log2(batch_size / self.job.default.batch_size))
         return tuple(_stretched(curve, factor) for curve in self.curves[batch_size])
 
-    def expected(self, settings: Settings, slope: float = 0.0) -> EpochCost:
+    def expected(self, settings: TrainingSettings, slope: float = 0.0) -> EpochCost:
         """Mean energy and time to the target; infinite where it is never reached."""
         epochs = self.expected_epochs(settings.batch_size, slope)
         caps = self.costs[settings.batch_size]
@@ -93,7 +93,7 @@ class JobTrace:
         cost = caps[cap_w]
         return EpochCost(epochs * cost.energy_j, epochs * cost.time_s)
 
-    def expected_cost_j(self, settings: Settings, slope: float = 0.0) -> float:
+    def expected_cost_j(self, settings: TrainingSettings, slope: float = 0.0) -> float:
         expected = self.expected(settings, slope)
         if expected.time_s == NEVER:
             return NEVER  # where eta leaves out energy or time, the sum would be no number
@@ -175,7 +175,7 @@ class TraceTraining:
         self._epoch = until
         return self._observation() if until < self._job.max_epochs else self._outcome("failed")
 
-    def _set(self, settings: Settings) -> None:
+    def _set(self, settings: TrainingSettings) -> None:
         cap = self._nearest(settings.power_cap_w if settings.power_cap_w is not None else self._job.max_power_w)
         self._settings = replace(settings, power_cap_w=cap)
         self._cost = self._costs[cap]
@@ -263,7 +263,7 @@ def read_zeus(folder: Path, gpu: str, eta: float = 0.5) -> list[JobTrace]:
         if not both:
             continue
         caps = tuple(sorted({cap for batch_size in both for cap in costs[batch_size]}))
-        default = Settings(min(published.default, both[-1]), max(caps))
+        default = TrainingSettings(min(published.default, both[-1]), max(caps))
         job = Job(name, both, caps, default, published.target, published.max_epochs, max_power_w, eta)
         traces.append(JobTrace(job, {b: curves[b] for b in both}, {b: costs[b] for b in both}))
     if not traces:
@@ -329,7 +329,7 @@ def read_runs(path: Path, eta: float = 0.5) -> list[JobTrace]:
     """Traces of a table, CSV or Parquet, with a row for each training: job, batch_size, power_cap_w, epochs, energy_j,
     time_s, and ``reached`` (true or false) where some did not reach their target.
 
-    The first row of a job has its default batch size. Settings that nobody tried are not in the trace. Raises
+    The first row of a job has its default batch size. TrainingSettings that nobody tried are not in the trace. Raises
     `AnalysisError`.
     """
     rows = _parquet_rows(path) if path.suffix == ".parquet" else _rows(path, _OF_RUNS)
@@ -375,7 +375,7 @@ def _trace_of(name: str, trainings: Sequence[_Training], eta: float) -> JobTrace
     caps = tuple(sorted({cap_w for _, cap_w in epochs}))
     default = trainings[0].batch_size
     job = Job(
-        name, tuple(sorted(costs)), caps, Settings(default, max(costs[default])), Target(1.0),
+        name, tuple(sorted(costs)), caps, TrainingSettings(default, max(costs[default])), Target(1.0),
         math.ceil(max(t.epochs for t in trainings)), caps[-1], eta,
     )  # fmt: skip
     trace = JobTrace(job, {size: tuple(of_size) for size, of_size in curves.items()}, costs)

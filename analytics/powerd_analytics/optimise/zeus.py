@@ -26,7 +26,7 @@ from powerd_analytics.optimise.policy import (
     Observation,
     Outcome,
     RememberingPolicy,
-    Settings,
+    TrainingSettings,
     Stop,
     Trial,
 )
@@ -132,8 +132,8 @@ class ZeusPolicy(RememberingPolicy[_Memory]):
         batch_size = self._choose(pending)
         profile = profile_at(self.memory.profiles, batch_size)
         if profile is None:
-            return self.next_trial(recurrence, Settings(batch_size, self.job.max_power_w), self.job.power_caps_w)
-        return self.next_trial(recurrence, Settings(batch_size, self._best_cap(profile).power_cap_w))
+            return self.next_trial(recurrence, TrainingSettings(batch_size, self.job.max_power_w), self.job.power_caps_w)
+        return self.next_trial(recurrence, TrainingSettings(batch_size, self._best_cap(profile).power_cap_w))
 
     def observe(self, trial: Trial, observation: Observation) -> Decision:
         batch_size = trial.settings.batch_size
@@ -145,7 +145,7 @@ class ZeusPolicy(RememberingPolicy[_Memory]):
             profile = add_to_profile(self.memory.profiles, batch_size, observation.profile, observation.asked_w)
         best = self._best_cap(profile)
         if (is_new or observation.epoch == 0) and observation.settings.power_cap_w != best.power_cap_w:
-            return Change(Settings(batch_size, best.power_cap_w))
+            return Change(TrainingSettings(batch_size, best.power_cap_w))
         most = self._most_epochs(profile, best)
         return Go(most) if most > observation.epoch else Stop()
 
@@ -283,7 +283,7 @@ class MendedZeusPolicy(ZeusPolicy):
             profile = profile_at(self.memory.profiles, self.job.default.batch_size)
             if profile is not None:
                 cap = self._best_cap(profile).power_cap_w
-                return self.next_trial(recurrence, Settings(self.job.default.batch_size, cap))
+                return self.next_trial(recurrence, TrainingSettings(self.job.default.batch_size, cap))
         return super().begin(recurrence, pending)
 
     def observe(self, trial: Trial, observation: Observation) -> Decision:

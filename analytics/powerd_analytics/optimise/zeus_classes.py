@@ -22,7 +22,7 @@ from powerd_analytics.optimise.policy import (
     Observation,
     Outcome,
     Policy,
-    Settings,
+    TrainingSettings,
     Stop,
     Trial,
 )
@@ -98,7 +98,7 @@ class _ShownBatchSizes:
         epochs = max(round(cost / each.energy_j), 1)
         spent = shown.epoch(cost)
         ending = Outcome(
-            "reached" if converged else "stopped", epochs, spent.energy_j, spent.time_s, Settings(batch_size, cap_w)
+            "reached" if converged else "stopped", epochs, spent.energy_j, spent.time_s, TrainingSettings(batch_size, cap_w)
         )
         shown.policy.end(shown.trial, ending)
         shown.recurrence += bool(converged)
@@ -167,8 +167,8 @@ class ZeusOptimisersPolicy:
         limit = self._limits.predict(self._theirs, batch_size)
         number, self._trials = self._trials, self._trials + 1
         if limit is None:
-            return Trial(number, recurrence, Settings(batch_size, self.job.max_power_w), self.job.power_caps_w)
-        return Trial(number, recurrence, Settings(batch_size, float(limit)))
+            return Trial(number, recurrence, TrainingSettings(batch_size, self.job.max_power_w), self.job.power_caps_w)
+        return Trial(number, recurrence, TrainingSettings(batch_size, float(limit)))
 
     def observe(self, trial: Trial, observation: Observation) -> Decision:
         batch_size = trial.settings.batch_size
@@ -185,7 +185,7 @@ class ZeusOptimisersPolicy:
         limit = self._limits.predict(self._theirs, batch_size)
         assert limit is not None
         if observation.settings.power_cap_w != limit:
-            return Change(Settings(batch_size, float(limit)))
+            return Change(TrainingSettings(batch_size, float(limit)))
         if self._min_cost_j is None:
             return Go(self.job.max_epochs)
         most = int(min(self._beta * self._min_cost_j // self._costs[batch_size][float(limit)], self.job.max_epochs))

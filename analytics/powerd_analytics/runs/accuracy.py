@@ -71,14 +71,14 @@ def series_of(run: Run) -> tuple[Series, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class ResultTarget:
     """A value of a result that is to be reached: at least, or of a loss at most."""
 
     name: str
     value: float
 
     @classmethod
-    def parse(cls, text: str) -> Target:
+    def parse(cls, text: str) -> ResultTarget:
         """``NAME=VALUE``, as in ``top1=0.98``. Raises `ConfigError`."""
         name, _, number = (piece.strip() for piece in text.partition("="))
         value = parsed(number)

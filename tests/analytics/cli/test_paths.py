@@ -20,7 +20,7 @@ from published_tables import ENERGIES, TIMES
 from powerd_analytics import cli
 from powerd_analytics.cli.app import app
 from powerd_analytics.commands import _keep
-from powerd_analytics.optimise.policy import Job, Settings, Target
+from powerd_analytics.optimise.policy import Job, TrainingSettings, Target
 from powerd_analytics.optimise.recurrences import Recurrences
 from powerd_client import ownership
 from powerd_client.pmlib.readings import _write as write_pmlib
@@ -239,7 +239,7 @@ def there(tmp_path_factory):
     (folder / "traces").symlink_to(Path(__file__).parents[2] / "data/zeus/traces")
     for text in ("campaign run {there}/camp.toml {sim}", "index {there}/runs"):
         assert joules(text)(folder, folder) == 0
-    job = Job("job", (1, 2), (), Settings(2), Target(0.9), 10, 1.0, 1.0)
+    job = Job("job", (1, 2), (), TrainingSettings(2), Target(0.9), 10, 1.0, 1.0)
     Recurrences(folder / "s.sqlite", job, "ours").new_recurrence()
     return folder
 

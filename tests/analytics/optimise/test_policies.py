@@ -21,7 +21,7 @@ from powerd_analytics.optimise.policy import (
     Go,
     Job,
     Outcome,
-    Settings,
+    TrainingSettings,
     Stop,
     Target,
     carry_out,
@@ -119,7 +119,7 @@ def test_recurrences_may_overlap(name, concurrency):
 @pytest.mark.parametrize("name", policy_names())
 def test_a_job_without_limits_has_its_batch_size_chosen(name):
     limited = trace("cifar100")
-    job = replace(limited.job, power_caps_w=(), default=Settings(limited.job.default.batch_size))
+    job = replace(limited.job, power_caps_w=(), default=TrainingSettings(limited.job.default.batch_size))
     unlimited = JobTrace(job, limited.curves, {b: {250.0: caps[250.0]} for b, caps in limited.costs.items()})
     history = simulate(unlimited, name, seed=1, recurrences=40)
     assert history.failures == 0
@@ -182,7 +182,7 @@ def test_an_unknown_policy_is_refused_with_its_nearest():
 
 COST = {100.0: EpochCost(1000.0, 10.0), 200.0: EpochCost(1500.0, 6.0)}
 SMALL = JobTrace(
-    Job("small", (8, 16), (100.0, 200.0), Settings(8, 200.0), Target(0.9), 10, 200.0),
+    Job("small", (8, 16), (100.0, 200.0), TrainingSettings(8, 200.0), Target(0.9), 10, 200.0),
     {8: (LearningCurve(6, ((2, 0.5), (4, 0.8))),), 16: (LearningCurve(NEVER),)},
     {8: COST, 16: COST},
 )
@@ -190,14 +190,14 @@ SMALL = JobTrace(
 
 def start(batch_size, cap_w, profile=()):
     policy = find_policy("fixed")(SMALL.job)
-    return TraceEnvironment(SMALL, 0).start(policy.next_trial(0, Settings(batch_size, cap_w), profile))
+    return TraceEnvironment(SMALL, 0).start(policy.next_trial(0, TrainingSettings(batch_size, cap_w), profile))
 
 
 def test_a_limit_changes_in_the_middle_of_a_training():
     training = start(8, 200.0)
     training.begin()
     assert training.obey(Go(2)).energy_j == 3000.0
-    changed = training.obey(Change(Settings(8, 100.0)))
+    changed = training.obey(Change(TrainingSettings(8, 100.0)))
     assert (changed.epoch, changed.settings.power_cap_w) == (2, 100.0)
     outcome = training.obey(Go(10))
     assert (outcome.ending, outcome.epochs) == ("reached", 6)
@@ -207,7 +207,7 @@ def test_a_limit_changes_in_the_middle_of_a_training():
 def test_a_profiled_epoch_costs_the_mean_of_its_limits():
     training = start(8, 200.0, (100.0, 200.0))
     assert training.begin().profile == COST
-    training.obey(Change(Settings(8, 100.0)))
+    training.obey(Change(TrainingSettings(8, 100.0)))
     observation = training.obey(Go())
     assert (observation.epoch, observation.energy_j, observation.time_s) == (1, 1250.0, 8.0)
 

@@ -13,14 +13,14 @@ from common import powerd
 from analytics.support.command import joules, refused
 from powerd_analytics.optimise import recurrences
 from powerd_analytics.optimise.live import outcome_of
-from powerd_analytics.optimise.policy import Job, Observation, Outcome, Settings, Target, carry_out, find_policy
+from powerd_analytics.optimise.policy import Job, Observation, Outcome, TrainingSettings, Target, carry_out, find_policy
 from powerd_analytics.optimise.recurrences import Recurrences, open_recurrences
 from powerd_analytics.optimise.traces import TraceEnvironment, read_zeus
 from powerd_core.errors import ConfigError
 
 TRACES = Path(__file__).parents[2] / "data/zeus/traces"
 TRACE = next(t for t in read_zeus(TRACES, "v100") if t.job.name == "squad")
-JOB = Job("small", (8, 16, 32), (), Settings(16), Target(0.9), 20, 100.0, 1.0)
+JOB = Job("small", (8, 16, 32), (), TrainingSettings(16), Target(0.9), 20, 100.0, 1.0)
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def test_an_end_that_is_told_twice_counts_once(known):
 
 def test_another_job_of_the_same_name_is_refused(known):
     known.begin(known.new_recurrence())
-    other = Job("small", (8, 16), (), Settings(16), Target(0.9), 20, 100.0, 1.0)
+    other = Job("small", (8, 16), (), TrainingSettings(16), Target(0.9), 20, 100.0, 1.0)
     with pytest.raises(ConfigError, match="name it anew"):
         Recurrences(known.path, other, "ours").begin(1)
 
@@ -162,7 +162,7 @@ def test_a_hopeless_training_is_stopped_and_the_policy_learns_from_it(capsys, tm
         code, _, err = hopeless(capsys, tmp_path, url)
     assert code == 0
     assert "stopped, as it is not worth its cost, in " in err
-    job = Job("job", (8, 16, 32), (), Settings(16), Target(0.9), 400, 1.0, 1.0)
+    job = Job("job", (8, 16, 32), (), TrainingSettings(16), Target(0.9), 400, 1.0, 1.0)
     known = Recurrences(tmp_path / "state.sqlite", job, "ours")
     (_, first), (trial, stopped), *_, (_, last) = known.ended()
     assert (first.ending, stopped.ending, last.ending) == ("reached", "stopped", "reached")
@@ -237,8 +237,8 @@ def test_a_log_replays_also_where_recurrences_overlap(tmp_path, concurrency):
     ],
 )
 def test_how_a_training_ended(metrics, broke, ending):
-    seen = [Observation(n, 10.0 * n, n, Settings(16), metric) for n, metric in enumerate(metrics, 1)]
-    outcome = outcome_of(seen, JOB, Settings(16), broke=broke)
+    seen = [Observation(n, 10.0 * n, n, TrainingSettings(16), metric) for n, metric in enumerate(metrics, 1)]
+    outcome = outcome_of(seen, JOB, TrainingSettings(16), broke=broke)
     assert (outcome.ending, outcome.epochs) == (ending, len(metrics))
 
 

@@ -15,7 +15,7 @@ from powerd_analytics.cli import main
 from powerd_analytics.cli.info import describe_run, run_document
 from powerd_analytics.export import to_markdown
 from powerd_analytics.figures import frame_of, rows_of, together
-from powerd_analytics.layouts import Choice, chosen_tables
+from powerd_analytics.layouts import TableChoice, chosen_tables
 from powerd_analytics.pivots import PivotRequest
 from powerd_analytics.results import result_lines
 from powerd_analytics.runs.ranks import other_programs
@@ -82,7 +82,7 @@ def test_a_line_stands_under_every_table_of_several_runs(tmp_path, choice):
     frame = together([frame_of(run, phase_table(run)) for run in runs])
     if "pivot" in choice:
         choice = {"pivot": PivotRequest.parse(choice["pivot"])}
-    tables = chosen_tables(frame, Choice(**choice))
+    tables = chosen_tables(frame, TableChoice(**choice))
     assert tables
     for table in tables:
         assert [note for note in table.notes if "another program" in note] == [f"beside: {SENTENCE}"]

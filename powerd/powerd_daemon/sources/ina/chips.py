@@ -223,7 +223,7 @@ def chip_type(name: str) -> ChipType:
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class ChipSettings:
     """How one chip converts: its settings, the words that bring them about, and the times and limits that follow.
 
     Shunt and bus are converted one after the other, over and over, for all channels in turn. The INA219 averages the

@@ -33,7 +33,7 @@ from powerd_core.errors import SensorError
 from powerd_core.model import BlockBuilder, Flag
 from powerd_daemon.clock import Clock
 from powerd_daemon.sources.ina.bus import BUS_FREE_PERIODS, Read, ReadWords, RegisterBus, scan_periods, singly, split
-from powerd_daemon.sources.ina.chips import CNVR, CONFIG, OVF, RST, Settings
+from powerd_daemon.sources.ina.chips import CNVR, CONFIG, OVF, RST, ChipSettings
 from powerd_daemon.sources.ina.sensor_accuracy import Bank, accuracy
 
 VERIFY_NS = 100_000_000
@@ -122,7 +122,7 @@ class Decoder:
     powerd supports keep the least significant one first.
     """
 
-    def __init__(self, settings: Sequence[Settings]) -> None:
+    def __init__(self, settings: Sequence[ChipSettings]) -> None:
         self.settings = tuple(settings)
         self.begins: list[int] = []
         """Where each line's BUS register begins in a row; SHUNT follows."""
@@ -174,7 +174,7 @@ class Decoder:
 class Chip:
     """A chip by its address, what it is to be, and its lines. All its own transfers are single."""
 
-    def __init__(self, bus: RegisterBus, clock: Clock, address: int, settings: Settings, lines: list[int]) -> None:
+    def __init__(self, bus: RegisterBus, clock: Clock, address: int, settings: ChipSettings, lines: list[int]) -> None:
         self.address, self.settings, self.lines = address, settings, lines
         self.failures = 0
         """Transfers in a row that failed."""
@@ -230,7 +230,7 @@ class Chip:
         return bytes(self._read_back()) == self._expected
 
 
-def cycle_ratio(bus: RegisterBus, clock: Clock, address: int, settings: Settings) -> float:
+def cycle_ratio(bus: RegisterBus, clock: Clock, address: int, settings: ChipSettings) -> float:
     """An INA219's conversion cycle over the nominal one, or 1.0 where it cannot be measured. Raises `OSError`.
 
     Its clock may be 10 % off, which shifts the middle of its window. A shift of 0.1 ms is no error of a steady power,

@@ -16,7 +16,7 @@ from powerd_core.calibration import Calibration, CalibrationFile
 from powerd_core.errors import ConfigError
 from powerd_core.model import Accuracy, Line, Provenance, ShuntConversion
 from powerd_core.serde import build_options, option, to_document, toml_table
-from powerd_daemon.sources.ina.chips import Settings, chip_type
+from powerd_daemon.sources.ina.chips import ChipSettings, chip_type
 from powerd_daemon.toml_files import read_document, write_text
 
 
@@ -56,10 +56,10 @@ class Sensor:
             raise ConfigError(f"{self.name}: shunt_ohm and nominal_v must be positive, shunt_tolerance in 0 to 1")
         self.settings_of((self.channel,)).grade(self.grade)
 
-    def settings_of(self, channels: tuple[int, ...]) -> Settings:
+    def settings_of(self, channels: tuple[int, ...]) -> ChipSettings:
         """The chip's settings when these channels of it are converted. Raises `ConfigError`."""
         try:
-            return Settings(
+            return ChipSettings(
                 self.chip, self.shunt_adc, self.bus_adc, self.averages, self.shunt_range, self.bus_range, channels
             )
         except ConfigError as error:
@@ -71,9 +71,9 @@ class Bank:
     """The sensors of one bus: each with its chip's settings, in the order of the configuration."""
 
     sensors: tuple[Sensor, ...]
-    settings: tuple[Settings, ...]
+    settings: tuple[ChipSettings, ...]
 
-    def __iter__(self) -> Iterator[tuple[Sensor, Settings]]:
+    def __iter__(self) -> Iterator[tuple[Sensor, ChipSettings]]:
         return zip(self.sensors, self.settings, strict=True)
 
     @property
@@ -107,7 +107,7 @@ _LATCH_NS = 15_000
 
 
 def accuracy(
-    sensor: Sensor, settings: Settings, *, period_ns: int, bus_hold: float = 0.0, read_ns: int = 0
+    sensor: Sensor, settings: ChipSettings, *, period_ns: int, bus_hold: float = 0.0, read_ns: int = 0
 ) -> Accuracy:
     """Standard uncertainties from the data sheet's limits, or from the calibration where it states its own.
 
@@ -148,7 +148,7 @@ def accuracy(
     )
 
 
-def conversion(sensor: Sensor, settings: Settings) -> ShuntConversion:
+def conversion(sensor: Sensor, settings: ChipSettings) -> ShuntConversion:
     """What the raw codes of columns ``shunt`` and ``bus`` mean."""
     kind, c = settings.type, sensor.calibration
     return ShuntConversion(
@@ -156,7 +156,7 @@ def conversion(sensor: Sensor, settings: Settings) -> ShuntConversion:
     )
 
 
-def line(sensor: Sensor, settings: Settings, device: str, provenance: Provenance, accuracy: Accuracy) -> Line:
+def line(sensor: Sensor, settings: ChipSettings, device: str, provenance: Provenance, accuracy: Accuracy) -> Line:
     """The sensor as a line of ``device`` unless it names its own."""
     owner = sensor.device or device
     channel = f", channel {sensor.channel}" if len(settings.type.channels) > 1 else ""

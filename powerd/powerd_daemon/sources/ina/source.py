@@ -17,7 +17,7 @@ from powerd_core.model import Accuracy, Block, Column, Device, Gap, Line, Proven
 from powerd_core.serde import option
 from powerd_daemon.sources.base import LEAST_RATE_HZ, Source, Start, devices_of
 from powerd_daemon.sources.ina.bus import READ_PERIODS, LinuxBus, RegisterBus
-from powerd_daemon.sources.ina.chips import Settings
+from powerd_daemon.sources.ina.chips import ChipSettings
 from powerd_daemon.sources.ina.scanner import Scanner, wire_limit_hz
 from powerd_daemon.sources.ina.sensor_accuracy import Sensor, accuracy, calibrated_by, line, make_bank
 
@@ -53,7 +53,7 @@ class RailsOptions:
     def read_ns(self) -> int:
         return round(self.read_us * 1000)
 
-    def accuracy(self, sensor: Sensor, settings: Settings) -> Accuracy:
+    def accuracy(self, sensor: Sensor, settings: ChipSettings) -> Accuracy:
         """How sure a sensor's readings are on this bus."""
         hold, period_ns = self.bus_hold if self.bus_every > 1 else 0.0, round(1e9 / self.rate_hz)
         return accuracy(sensor, settings, period_ns=period_ns, bus_hold=hold, read_ns=self.read_ns)

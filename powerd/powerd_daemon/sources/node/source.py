@@ -39,7 +39,7 @@ from powerd_core.model import (
 from powerd_core.serde import option
 from powerd_daemon.clock import Clock
 from powerd_daemon.sources.base import Source, Start, devices_of
-from powerd_daemon.sources.ina.chips import CONFIG, Settings
+from powerd_daemon.sources.ina.chips import CONFIG, ChipSettings
 from powerd_daemon.sources.ina.scanner import Decoder, flag_stale
 from powerd_daemon.sources.ina.sensor_accuracy import (
     Bank,
@@ -253,7 +253,7 @@ class ScanReadings:
     reading is held until its sensor has been checked behind it, and flagged ``RESET`` when that check failed.
     """
 
-    def __init__(self, builder: BlockBuilder, settings: Sequence[Settings], period_us: int) -> None:
+    def __init__(self, builder: BlockBuilder, settings: Sequence[ChipSettings], period_us: int) -> None:
         self._builder, self._decoder, self._count = builder, Decoder(settings), len(settings)
         self._period_us = period_us
         self._hold = 0 if period_us >= CHECK_ALL_US else self._count - 1

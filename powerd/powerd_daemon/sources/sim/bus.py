@@ -28,7 +28,7 @@ from powerd_daemon.sources.ina.chips import (
     RST,
     Adc,
     ChipType,
-    Settings,
+    ChipSettings,
     chip_type,
 )
 
@@ -59,7 +59,7 @@ class ChipErrors:
 
 
 def draw_errors(
-    random: Random, settings: Settings, *, grade: str = "", shunt_tolerance: float = 0.01, exact: bool = False
+    random: Random, settings: ChipSettings, *, grade: str = "", shunt_tolerance: float = 0.01, exact: bool = False
 ) -> ChipErrors:
     """Errors drawn evenly between the limits of the data sheet; ``exact`` leaves only the clock's."""
     limits = settings.grade(grade)

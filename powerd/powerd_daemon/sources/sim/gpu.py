@@ -57,7 +57,7 @@ KNOBS = {
     "memory-clock": "memory_mhz",
     "application-clocks": "applications_mhz",
 }
-"""A fault of settings may be of one of these alone: ``not-supported:sm-clock``. What each is in `Settings`."""
+"""A fault of settings may be of one of these alone: ``not-supported:sm-clock``. What each is in `GpuSettings`."""
 OF_A_KNOB = ("ignore", "no-permission", "not-supported", "slow")
 """The faults that may be."""
 FAULT_AFTER_S = 1.0
@@ -123,7 +123,7 @@ class Truth:
 
 
 @dataclass(slots=True)
-class Settings:
+class GpuSettings:
     """What the driver keeps. Clocks in MHz, limits in watts."""
 
     limit_w: float
@@ -138,8 +138,8 @@ class SimulatedGpu:
     def __init__(self, card: Card, index: int = 0, *, seed: int = 0, now_s: float = 0.0) -> None:
         self.card, self.index = card, index
         self.uuid = f"GPU-51500000-0000-0000-0000-{seed % 0xFFFFFF:06x}{index:06x}"
-        self.set_to = Settings(card.limits_w[1])
-        self.in_force = Settings(card.limits_w[1])
+        self.set_to = GpuSettings(card.limits_w[1])
+        self.in_force = GpuSettings(card.limits_w[1])
         """What is obeyed: a change takes `Card.settle_s`."""
         self.faults: set[str] = set()
         self.noise = 0.0
@@ -207,7 +207,7 @@ class SimulatedGpu:
     def _left_s(self, work: Work, f: float) -> float:
         return work.wait_s + work.core_s / f + work.memory_s / self._g + work.exchange_s
 
-    # Settings.
+    # GpuSettings.
 
     @property
     def enforced_w(self) -> float:
@@ -238,8 +238,8 @@ class SimulatedGpu:
 
     def reload(self) -> None:
         """The driver is loaded anew: settings and counters are gone."""
-        self.set_to = Settings(self.card.limits_w[1])
-        self.in_force = Settings(self.card.limits_w[1])
+        self.set_to = GpuSettings(self.card.limits_w[1])
+        self.in_force = GpuSettings(self.card.limits_w[1])
         self.loaded = replace(self.truth)
 
     # What the driver tells.
@@ -368,7 +368,7 @@ class SimulatedGpu:
 
     def _obey(self) -> None:
         s = self.set_to
-        self.in_force = Settings(self.enforced_w, s.core_mhz, s.memory_mhz, s.applications_mhz)
+        self.in_force = GpuSettings(self.enforced_w, s.core_mhz, s.memory_mhz, s.applications_mhz)
 
     def _work(self, work: Work | None, longest_s: float) -> tuple[float, float]:
         """Work for at most so long, within one part of it: how long it was, and the power."""

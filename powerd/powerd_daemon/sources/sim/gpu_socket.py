@@ -54,7 +54,7 @@ class _Client:
     answer: dict[str, Any] = field(default_factory=dict)
 
 
-class Server:
+class GpuServer:
     """Serves a node on a listening socket, in real time, until `is_stopping`."""
 
     def __init__(self, node: SimulatedNode, listener: socket.socket) -> None:
