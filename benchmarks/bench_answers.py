@@ -142,7 +142,7 @@ def main() -> int:
             "joules info": ([*joules, "info", str(demo)], ""),
             "joules tables, demo": ([*joules, "tables", str(demo)], ""),
             "joules tables, minute of a GPU": ([*joules, "tables", str(minute)], ""),
-            "closing lines, demo": ([*python, "-m", "powerd_client.live_energy"], f"{demo}\n"),
+            "closing lines, demo": ([*python, "-m", "powerd_client.energies.live_energy"], f"{demo}\n"),
             "joules tables, 36 runs": ([*joules, "tables", str(runs)], ""),
         }
         beside = {"plain integral of the demo": [*python, "-c", PLAIN, str(demo)]}

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from common import TICKS, machine, options
 
-from powerd_client.control import Hold
+from powerd_client.knobs.control import Hold
 
 CHILD = "POWERD_BENCH_CONTROL"
 

@@ -24,7 +24,7 @@ from pathlib import Path
 import zmq
 from common import connected, cpu_seconds, free_port, machine, options, p50_p99_max, powerd, progress, wait_until
 
-from powerd_client.hostclock import now_ns
+from powerd_client.host.hostclock import now_ns
 from powerd_core.model import Gap
 from powerd_daemon.sockets import SEND_HWM
 

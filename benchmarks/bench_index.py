@@ -57,7 +57,7 @@ def cpu_s() -> float:
 def index_speeds(folder: Path, count: int, turns: int) -> None:
     from dask.distributed import LocalCluster
 
-    from powerd_analytics.index import cores, index_runs
+    from powerd_analytics.frame.index import cores, index_runs
 
     n = cores()
     ways: dict[str, dict[str, object]] = {"one core": {"jobs": 1}, f"{n} processes": {"jobs": n}}
@@ -90,7 +90,7 @@ def replicate(index: Path, out: Path, runs: int) -> int:
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
-    from powerd_analytics.index import ROW_GROUP
+    from powerd_analytics.frame.index import ROW_GROUP
 
     table = pq.read_table(index)
     names = table.filter(pc.field("kind") == "file")["path"].to_pylist()
@@ -111,7 +111,7 @@ def replicate(index: Path, out: Path, runs: int) -> int:
 
 def query_speeds(index: Path, rows: int, runs: int, repeats: int) -> bool:
     """Print them; whether the command meets the target."""
-    from powerd_analytics.index import query
+    from powerd_analytics.frame.index import query
 
     print(f"a query over {runs} indexed runs ({rows} rows, {index.stat().st_size / 1e6:.1f} MB), median of {repeats}")
     command = [sys.executable, "-m", "powerd_analytics", "query", index, SQL]

@@ -173,7 +173,7 @@ def by_cumsum(t: np.ndarray, watts: np.ndarray, begin: np.ndarray, end: np.ndarr
 
 
 def by_powerd(t: np.ndarray, watts: np.ndarray, begin: np.ndarray, end: np.ndarray) -> float:
-    from powerd_client.integral import energy_j
+    from powerd_client.signals.integral import energy_j
 
     return float(energy_j(t, watts, begin, end).sum())
 
@@ -184,8 +184,8 @@ def by_model(t: np.ndarray, watts: np.ndarray, begin: np.ndarray, end: np.ndarra
     from powerd_analytics.energy.regression import fit_line
     from powerd_analytics.energy.states import States
     from powerd_analytics.runs.phases import PhaseClass, Phases, moments_of
-    from powerd_analytics.signals import SLICE
-    from powerd_client.signal import RunLine, Signal
+    from powerd_analytics.runs.signals import SLICE
+    from powerd_client.signals.signal import RunLine, Signal
     from powerd_core.model import Accuracy, Provenance, ScaledConversion
 
     class InSlices(Signal):

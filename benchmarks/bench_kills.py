@@ -27,8 +27,8 @@ import numpy as np
 from common import machine, options, powerd, progress, wait_until
 
 from powerd_client import open_run
-from powerd_client.hostclock import now_ns
-from powerd_client.journal import journal_path
+from powerd_client.host.hostclock import now_ns
+from powerd_client.journals.journal import journal_path
 
 TARGETS = ("trainer", "recorder", "powerd")
 PAIRS = tuple(permutations((*TARGETS, "guardian"), 2))
@@ -39,7 +39,7 @@ SOURCE = '[[source]]\nkind = "sim"\nname = "rails"\nrate_hz = 250.0\n'
 TRAINER = """
 import sys, time
 from powerd_client import Meter
-from powerd_client.hostclock import now_ns
+from powerd_client.host.hostclock import now_ns
 meter = Meter(sys.argv[1], sys.argv[2])
 end = None
 with meter.phase("training", batch_size=4):

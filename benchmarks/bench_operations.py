@@ -25,7 +25,7 @@ peak_mb = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 before, begin = peak_mb(), time.perf_counter()
 counter, model, batch = *sys.argv[1:3], int(sys.argv[3])
 if counter == "ours":
-    from powerd_analytics.operations.model import count_named
+    from powerd_analytics.operations.torch_model import count_named
     count = count_named(model, [], batch)
     total = (count.forward + count.backward).operations
 else:

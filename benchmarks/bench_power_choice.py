@@ -35,10 +35,10 @@ from statistics import fmean
 import numpy as np
 from common import machine, options
 
-from powerd_client.cap_search import METRICS, CapSearch
-from powerd_client.integral import Integral
-from powerd_client.live_energy import Energy
-from powerd_client.power_choice import PowerChooser
+from powerd_client.energies.live_energy import Energy
+from powerd_client.knobs.cap_search import METRICS, CapSearch
+from powerd_client.knobs.power_choice import PowerChooser
+from powerd_client.signals.integral import Integral
 from powerd_core.gpu_physics import NETWORKS, RTX_6000, operate, timed
 from powerd_core.verdict import Verdict
 from powerd_daemon.sources.sim.gpu import RENEWAL_S, SimulatedGpu, SimulatedNode, work_of

@@ -41,15 +41,15 @@ from published import (
     zeus,
 )
 
+from powerd_analytics.campaign_views.all_tables import campaign_tables
+from powerd_analytics.campaign_views.campaign_page import pictures, write_report
+from powerd_analytics.campaign_views.findings import findings
+from powerd_analytics.campaign_views.groups import scalings
 from powerd_analytics.campaigns.campaign_file import design_of
-from powerd_analytics.campaigns.findings import findings
-from powerd_analytics.campaigns.groups import scalings
 from powerd_analytics.campaigns.journal import Journal, read_history
-from powerd_analytics.campaigns.report import pictures, write_report
 from powerd_analytics.campaigns.runner import Blocks, Runner, begin, piloted
 from powerd_analytics.campaigns.simulated import Simulated
-from powerd_analytics.campaigns.tables import campaign_tables
-from powerd_analytics.export import to_markdown
+from powerd_analytics.output.export import to_markdown
 from powerd_analytics.plots import save
 
 HOME = Path(__file__).parents[1]

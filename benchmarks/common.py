@@ -18,7 +18,7 @@ from typing import Any
 
 import zmq
 
-from powerd_client.link import BoardLink
+from powerd_client.journals.link import BoardLink
 
 HERE = Path(__file__).parent
 TICKS = os.sysconf("SC_CLK_TCK")

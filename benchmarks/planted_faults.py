@@ -25,7 +25,7 @@ FAULTS = {
         "UNKNOWN_TIME_NS, t_ns, span, -1, cause)), sequence + span + 1",
     ),
     "the zero of a calibration has the wrong sign": (
-        "client/powerd_client/signal.py",
+        "client/powerd_client/signals/signal.py",
         "(c.shunt_lsb_v / c.shunt_ohm) + c.offset_a) * c.gain)",
         "(c.shunt_lsb_v / c.shunt_ohm) - c.offset_a) * c.gain)",
     ),
@@ -35,7 +35,7 @@ FAULTS = {
         "            names = self._records.names()[:0]\n",
     ),
     "narrow counters do not wrap": (
-        "client/powerd_client/integral.py",
+        "client/powerd_client/signals/integral.py",
         "np.uint64((1 << bits) - 1)",
         "np.uint64((1 << 64) - 1)",
     ),
@@ -50,7 +50,7 @@ FAULTS = {
         "    u = us + 0 * uy\n    k = factor",
     ),
     "links and files of others are taken for the user's own": (
-        "client/powerd_client/ownership.py",
+        "client/powerd_client/host/ownership.py",
         '    if (reason := foreign(path)) is not None:\n        raise RunFileError(f"{reason}: {remedy}")',
         "    return",
     ),
@@ -65,7 +65,7 @@ FAULTS = {
         "offset = o0",
     ),
     "repeats have n degrees of freedom": (
-        "analytics/powerd_analytics/repeats.py",
+        "analytics/powerd_analytics/frame/repeats.py",
         "mean), n - 1.0",
         "mean), float(n)",
     ),

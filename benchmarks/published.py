@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from powerd_analytics.campaigns.cells import Campaign, CellFigures
+from powerd_analytics.campaign_views.all_tables import campaign_tables
+from powerd_analytics.campaign_views.cells import Campaign, CellFigures
+from powerd_analytics.campaign_views.group_tables import wholes
+from powerd_analytics.campaign_views.groups import CORE, MEMORY, marginals, scalings
 from powerd_analytics.campaigns.design import Cell, Design
-from powerd_analytics.campaigns.group_tables import wholes
-from powerd_analytics.campaigns.groups import CORE, MEMORY, marginals, scalings
 from powerd_analytics.campaigns.journal import History
-from powerd_analytics.campaigns.tables import campaign_tables
 from powerd_core.gpu_physics import CARDS, NETWORKS, RTX_6000, operate
 
 HOME = Path(__file__).parents[1]
@@ -117,7 +117,7 @@ def castro(study: Study) -> Iterator[Number]:
 
 def castro_operations() -> Iterator[Number]:
     """Of table 1, by the paper's equations."""
-    from powerd_analytics.operations.model import count_named
+    from powerd_analytics.operations.torch_model import count_named
 
     for r in rows_of("castro/table1_operations.csv"):
         count = count_named(OF_ZOO[r["model"]], [], 1)
@@ -453,7 +453,7 @@ SAVED = {
 
 
 def zeus(study: Study) -> Iterator[Number]:
-    from powerd_analytics.campaigns.group_tables import savings
+    from powerd_analytics.campaign_views.group_tables import savings
 
     so = {
         "eta_min": "`--eta 0`", "eta_max": "`--eta 1`", "policy_classes": "zeus_classes adapts both",

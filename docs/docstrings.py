@@ -21,7 +21,7 @@ class Readable(griffe.Extension):
             obj.docstring.value = text
 
     def on_attribute_instance(self, *, attr, **_):
-        if attr.path == "powerd_analytics.figures._COLUMNS":
+        if attr.path == "powerd_analytics.frame.figures._COLUMNS":
             rows = [
                 f"| `{name}` | {kind} | {unit} | {repeats} | {parts} | {means} |"
                 for name, kind, unit, repeats, parts, means, *_ in ast.literal_eval(str(attr.value))

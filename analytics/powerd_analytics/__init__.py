@@ -4,9 +4,9 @@ TYPE_CHECKING = False  # what type checkers take for true; typing itself takes l
 if TYPE_CHECKING:
     from powerd_analytics.energy.devices import phase_energies
     from powerd_analytics.operations import OperationCount, count_operations
+    from powerd_analytics.run_tables.table import PhaseRow, PhaseTable, RunRow, TotalRow, phase_table
     from powerd_analytics.runs.run import Run, read_run
-    from powerd_analytics.table import PhaseRow, PhaseTable, RunRow, TotalRow, phase_table
-    from powerd_client.integral import counter_energy_j, energy_j
+    from powerd_client.signals.integral import counter_energy_j, energy_j
 
 __all__ = [
     "OperationCount",
@@ -25,16 +25,16 @@ __all__ = [
 
 _HOME = {
     "OperationCount": "powerd_analytics.operations",
-    "PhaseRow": "powerd_analytics.table",
-    "PhaseTable": "powerd_analytics.table",
+    "PhaseRow": "powerd_analytics.run_tables.table",
+    "PhaseTable": "powerd_analytics.run_tables.table",
     "Run": "powerd_analytics.runs.run",
-    "RunRow": "powerd_analytics.table",
-    "TotalRow": "powerd_analytics.table",
+    "RunRow": "powerd_analytics.run_tables.table",
+    "TotalRow": "powerd_analytics.run_tables.table",
     "count_operations": "powerd_analytics.operations",
-    "counter_energy_j": "powerd_client.integral",
-    "energy_j": "powerd_client.integral",
+    "counter_energy_j": "powerd_client.signals.integral",
+    "energy_j": "powerd_client.signals.integral",
     "phase_energies": "powerd_analytics.energy.devices",
-    "phase_table": "powerd_analytics.table",
+    "phase_table": "powerd_analytics.run_tables.table",
     "read_run": "powerd_analytics.runs.run",
 }
 

@@ -35,7 +35,7 @@ from trainings.case import Case
 from powerd_analytics import phase_energies, read_run
 from powerd_analytics.energy.uncertainty import MEAN_COLUMNS, average_of
 from powerd_client import Meter
-from powerd_client.hostclock import now_ns
+from powerd_client.host.hostclock import now_ns
 from powerd_daemon.calibrate import calibrate_lines
 from powerd_daemon.sources.base import Start
 from powerd_daemon.sources.sim.bus import VirtualClock

@@ -32,7 +32,7 @@ from trainings.training import PHASES, UNTIMED, WARM_UP_S, Step, Training, say
 from powerd_analytics import read_run
 from powerd_analytics.energy.devices import interval_energies, load_parts, part_phase_energies
 from powerd_client import Meter
-from powerd_client.hostclock import now_ns
+from powerd_client.host.hostclock import now_ns
 
 try:
     from zeus.monitor import ZeusMonitor

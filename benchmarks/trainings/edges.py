@@ -31,10 +31,10 @@ from trainings.training import WARM_UP_S, Training, say
 
 from powerd_analytics import read_run
 from powerd_analytics.runs.run import Run
-from powerd_analytics.wall_clock import needed_wall_clock
+from powerd_analytics.runs.wall_clock import needed_wall_clock
 from powerd_client import Meter
-from powerd_client.board_times import to_host_ns
-from powerd_client.hostclock import now_ns
+from powerd_client.host.hostclock import now_ns
+from powerd_client.signals.board_times import to_host_ns
 from powerd_core.clock_comparison import ClockPiece, map_clock
 from powerd_core.model import ClockExchange
 

@@ -34,9 +34,9 @@ from common import HERE, median_interval, options
 from trainings.case import Case
 from trainings.training import PHASES, UNTIMED, Step, Training
 
+from powerd_analytics.run_tables.table import phase_table
 from powerd_analytics.runs.ranks import ranks_of
 from powerd_analytics.runs.run import Run, read_run
-from powerd_analytics.table import phase_table
 from powerd_client import Meter
 
 BACKENDS = {"cpu": ("small-cnn", 8, "gloo"), "cuda": ("resnet34", 64, "nccl")}

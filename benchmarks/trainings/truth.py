@@ -24,7 +24,7 @@ from trainings.case import Case
 from trainings.known import FAMILIES, MS, SENSORS, KnownRun, Scenario, Sensor, make
 
 from powerd_analytics import phase_energies, phase_table, read_run
-from powerd_analytics.compare import compare, run_samples
+from powerd_analytics.views.compare import compare, run_samples
 
 KINDS = ("single", "mean", "iteration", "total")
 

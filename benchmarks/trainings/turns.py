@@ -26,7 +26,7 @@ from trainings.case import Case
 from trainings.training import PHASES, Training, say
 
 from powerd_analytics import read_run
-from powerd_analytics.uncertainty_table import budget_rows
+from powerd_analytics.run_tables.uncertainty_table import budget_rows
 from powerd_client import Meter
 
 JUDGED = ("forward", "backward")

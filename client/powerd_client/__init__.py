@@ -3,22 +3,22 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from powerd_client.live_energy import Energy
+    from powerd_client.energies.live_energy import Energy
+    from powerd_client.energies.phase import Phase
     from powerd_client.meter import Meter
-    from powerd_client.phase import Phase
-    from powerd_client.recover import open_run
+    from powerd_client.runs.recover import open_run
     from powerd_client.trackers import EnergyLog, load_ipython_extension, log_totals
 
 __all__ = ["Energy", "EnergyLog", "Meter", "Phase", "load_ipython_extension", "log_totals", "open_run"]
 
 _HOME = {
-    "Energy": "live_energy",
+    "Energy": "energies.live_energy",
     "EnergyLog": "trackers",
     "Meter": "meter",
-    "Phase": "phase",
+    "Phase": "energies.phase",
     "load_ipython_extension": "trackers",
     "log_totals": "trackers",
-    "open_run": "recover",
+    "open_run": "runs.recover",
 }
 
 

@@ -33,7 +33,7 @@ class Pmlib:
         try:
             from powerd_client.pmlib.service import serve
         except ImportError as error:
-            from powerd_client.log import install_hint
+            from powerd_client.host.log import install_hint
 
             raise ConfigError(f"powerd pmlib is a part of the client: {install_hint('client')}") from error
         return serve(arguments.url, arguments.listen, arguments.directory)
@@ -79,6 +79,6 @@ class Control:
 
     @staticmethod
     def run(arguments: argparse.Namespace) -> int:
-        from powerd_client import control_command
+        from powerd_client.knobs import control_command
 
         return control_command.run(arguments)

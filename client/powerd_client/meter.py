@@ -18,23 +18,23 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, overload
 
-from powerd_client.device_timing import DeviceTimer, begin_timing, choose_timing
-from powerd_client.hostclock import now_ns
-from powerd_client.log import tell
-from powerd_client.marks import MarkWriter
-from powerd_client.phase import BASELINE, RESULT, Attribute, Loader, Phase, check_seconds
-from powerd_client.ranks import Rendezvous
-from powerd_client.recording import Recording, take_part
-from powerd_client.visible_gpus import devices_here
+from powerd_client.energies.phase import BASELINE, RESULT, Attribute, Loader, Phase, check_seconds
+from powerd_client.host.hostclock import now_ns
+from powerd_client.host.log import tell
+from powerd_client.host.visible_gpus import devices_here
+from powerd_client.journals.device_timing import DeviceTimer, begin_timing, choose_timing
+from powerd_client.journals.marks import MarkWriter
+from powerd_client.journals.ranks import Rendezvous
+from powerd_client.record.recording import Recording, take_part
 from powerd_core.errors import ConfigError, PeerError, PowerdError, RunFileError
 
 if TYPE_CHECKING:
     from torch.nn import Module
 
-    from powerd_client.control import Hold
-    from powerd_client.live_energy import Energy, LiveRun
-    from powerd_client.power_choice import PowerChooser
-    from powerd_client.torch_hooks import TorchMarks, Watch
+    from powerd_client.energies.live_energy import Energy, LiveRun
+    from powerd_client.knobs.control import Hold
+    from powerd_client.knobs.power_choice import PowerChooser
+    from powerd_client.training.torch_hooks import TorchMarks, Watch
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -235,7 +235,7 @@ class Meter:
         A model that this meter watches already is watched anew, not twice. Raises `ConfigError` for arguments of the
         wrong type; after that, nothing.
         """
-        from powerd_client.torch_hooks import watch
+        from powerd_client.training.torch_hooks import watch
 
         return watch(
             self._marks_of_torch(),
@@ -250,7 +250,7 @@ class Meter:
     def _marks_of_torch(self) -> TorchMarks | None:
         """Where PyTorch's hooks mark, None where nothing is recorded."""
         if self._torch_marks is None and self._writer is not None:
-            from powerd_client.torch_hooks import TorchMarks
+            from powerd_client.training.torch_hooks import TorchMarks
 
             self._torch_marks = TorchMarks(self._mark, self.phase, self._writer)
         return self._torch_marks
@@ -311,7 +311,7 @@ class Meter:
         ``devices``. Raises `ControlError`, `ControlDenied` or `ConfigError` where they cannot be held; after that,
         nothing: a lease that ends too early is told, and stands in the run.
         """
-        from powerd_client.control import SETTLE_S, Hold
+        from powerd_client.knobs.control import SETTLE_S, Hold
         from powerd_core.lease import DEFAULT_TTL_S
 
         if devices is None and not self._is_first_rank():
@@ -357,9 +357,9 @@ class Meter:
         iterations, for all GPUs that they may use; the others do nothing. Raises `ConfigError` for what is no metric,
         slowdown or knob; after that, nothing.
         """
-        from powerd_client.cap_search import CapSearch
-        from powerd_client.control import SETTLE_S, Hold
-        from powerd_client.power_choice import KNOBS, Bystander, PowerChooser
+        from powerd_client.knobs.cap_search import CapSearch
+        from powerd_client.knobs.control import SETTLE_S, Hold
+        from powerd_client.knobs.power_choice import KNOBS, Bystander, PowerChooser
         from powerd_core.lease import option_of
 
         CapSearch(1.0, 2.0, metric, max_slowdown)  # what is wrong is said at once
@@ -411,7 +411,7 @@ class Meter:
         training of several processes. Raises `ConfigError` for arguments of the wrong type; what fails after that is
         told and stands in the run.
         """
-        from powerd_client import repeated_phases
+        from powerd_client.training import repeated_phases
 
         repeated_phases.check_magnify(model, optimizers, loss, seconds)
         if self._writer is None or os.getpid() != self._pid:
@@ -438,7 +438,7 @@ class Meter:
         and they are marked as nothing. Raises what ``step`` raises, and `ConfigError` for arguments of the wrong type;
         what else fails is told and stands in the run.
         """
-        from powerd_client import kernels
+        from powerd_client.training import kernels
 
         kernels.check_record(step, iterations)
         if self._writer is None or os.getpid() != self._pid:
@@ -516,7 +516,7 @@ def recording_here() -> Meter | None:
 
 
 def _live_run(journal: Path, out: Path, token: int) -> LiveRun:
-    from powerd_client.live_energy import LiveRun  # numpy and h5py, which marking does not need
+    from powerd_client.energies.live_energy import LiveRun  # numpy and h5py, which marking does not need
 
     return LiveRun(journal, out, token)
 
@@ -531,7 +531,7 @@ def _energy_of(
 
 
 def _unrecorded(phase: str) -> Energy:
-    from powerd_client.live_energy import Energy
+    from powerd_client.energies.live_energy import Energy
 
     return Energy(phase, note="nothing is recorded")
 

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from powerd_client.log import install_hint, show, tell
+from powerd_client.host.log import install_hint, show, tell
 from powerd_client.meter import Meter, recording_here
 from powerd_core.errors import PowerdError
 
@@ -23,7 +23,7 @@ def log_totals(path: str | Path, to: Any, *, device: str | None = None) -> dict[
 
     What goes wrong is told, and nothing is returned: a script may still have a model to save.
     """
-    from powerd_client.live_energy import analytics  # more than a training needs
+    from powerd_client.energies.live_energy import analytics  # more than a training needs
 
     estimator = analytics()
     if estimator is None:

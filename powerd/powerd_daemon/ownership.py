@@ -2,7 +2,7 @@
 
 A name that powerd uses may be taken: by a link, which leads to files of the user who runs powerd, or by something of
 another user's. powerd makes new files, and replaces or deletes only what is no link and belongs to its user.
-`powerd_client.ownership` is the same for the client, which a board does not have.
+`powerd_client.host.ownership` is the same for the client, which a board does not have.
 """
 
 from __future__ import annotations

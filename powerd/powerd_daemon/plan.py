@@ -23,7 +23,7 @@ from powerd_daemon.commands import finite
 from powerd_daemon.config import Document, SamplerConfig, load_config
 from powerd_daemon.sources.base import find_source
 from powerd_daemon.sources.ina.bus import FUNC_BLOCK, FUNC_I2C, OpenBus, open_bus, scan_periods, split
-from powerd_daemon.sources.ina.chips import Grade, ChipSettings
+from powerd_daemon.sources.ina.chips import ChipSettings, Grade
 from powerd_daemon.sources.ina.scanner import reads_of
 from powerd_daemon.sources.ina.sensor_accuracy import Bank, Sensor, bus_number, calibrated_by, make_bank
 from powerd_daemon.sources.ina.source import RailsOptions, RailsSource

@@ -11,9 +11,9 @@ from make_campaign import with_attributes
 from make_run import MS, LineSpec, PhaseSpec, S, constant, make_run, training
 from published_tables import rows
 
-from powerd_analytics.figures import of_kind, rows_of, run_frame
-from powerd_analytics.metrics import weighted_mean
-from powerd_analytics.runs.accuracy import Series, ResultTarget, is_lower_better
+from powerd_analytics.energy.metrics import weighted_mean
+from powerd_analytics.frame.figures import of_kind, rows_of, run_frame
+from powerd_analytics.runs.accuracy import ResultTarget, Series, is_lower_better
 from powerd_core.errors import AnalysisError
 
 GAIN = {"u_gain": 0.02, "u_offset_w": 0.0, "step_w": 0.0, "window_ns": 0, "origin": "test"}
@@ -115,7 +115,7 @@ def test_a_target_is_reached_at_the_first_value_as_good(values, wanted, name):
 def test_joules_to_a_target_are_those_of_the_stretch_up_to_the_event(tmp_path_factory, at_ns):
     path = tmp_path_factory.mktemp("to") / "a.h5"
     tr = run_with(path, [(at_ns, {"top1": 0.98}, 0), (at_ns + 1, {"top1": 0.99}, 0)])
-    from powerd_analytics.accuracy import target_frame
+    from powerd_analytics.frame.accuracy_target import target_frame
 
     (r,) = rows_of(of_kind(target_frame(path, ResultTarget("top1", 0.98)), "total"))
     begin_ns = tr.phases[0].begin_ns

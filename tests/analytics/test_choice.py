@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from published_tables import rows, write
 
-from powerd_analytics import metrics
-from powerd_analytics.choice import Request, choose, parse_metrics, parse_reference
-from powerd_analytics.published import read_table
+from powerd_analytics.energy import metrics
+from powerd_analytics.frame.published import read_table
+from powerd_analytics.views.choice import Request, choose, parse_metrics, parse_reference
 
 CAPS = [
     {"power_cap_w": 150, "energy_j": 1000, "time_s": 13, "u95_j": 10, "top1": 0.760, "operations": 1},

@@ -7,10 +7,11 @@ import pytest
 from bench_clock import IDLE, MS, Quartz, S, Step, simulate
 from make_run import LineSpec, PhaseSpec, make_run
 
-from powerd_analytics import clock_report, read_run
+from powerd_analytics import read_run
 from powerd_analytics.cli import main
-from powerd_analytics.clock_report import compare_marker
-from powerd_client import build
+from powerd_analytics.runs import clock_report
+from powerd_analytics.runs.clock_report import compare_marker
+from powerd_client.runs import build
 from powerd_core.serde import to_document
 from powerd_core.wire import Message, encode
 from support.fake_daemon import PERIOD_NS, make_block, make_description, make_stream

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from powerd_analytics.commands import CalibrateGpu, Identify
+from powerd_analytics.gpu_calibration.commands import CalibrateGpu, Identify
 from powerd_core.calibration import GpuGain, GpuResponse
 from powerd_core.errors import ConfigError
 
@@ -30,7 +30,7 @@ def asked(command: type[Identify | CalibrateGpu], *words: str, **more: object) -
 
 
 def identified(monkeypatch: pytest.MonkeyPatch, *found: GpuResponse) -> None:
-    monkeypatch.setattr("powerd_analytics.random_loads.identify", lambda gpu, seconds, run: list(found))
+    monkeypatch.setattr("powerd_analytics.gpu_calibration.random_loads.identify", lambda gpu, seconds, run: list(found))
 
 
 def test_what_is_found_is_added_to_what_was_known(
@@ -41,7 +41,7 @@ def test_what_is_found_is_added_to_what_was_known(
     identified(monkeypatch, RESPONSE)
     Identify.run(asked(Identify, "gpu0"))
     assert f"written to {path}\n" in capsys.readouterr().out
-    monkeypatch.setattr("powerd_analytics.gpu_gain.gains", lambda gpu, what, **more: [GAIN])
+    monkeypatch.setattr("powerd_analytics.gpu_calibration.gpu_gain.gains", lambda gpu, what, **more: [GAIN])
     CalibrateGpu.run(
         asked(
             CalibrateGpu, file=Path("gpu0"), reference="rails", reference_w=None, reference_u=None, seconds=1, out=None

@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from make_campaign import one_run
 from make_job import machine
 
-from powerd_analytics.compare import (
+from powerd_analytics.frame.figure import Figure
+from powerd_analytics.frame.means import mean_of_repeats
+from powerd_analytics.views.compare import (
     NOTHING,
     RUNS,
     SPREAD_OF_ONE,
@@ -27,8 +29,6 @@ from powerd_analytics.compare import (
     verdict,
     words,
 )
-from powerd_analytics.frame.figure import Figure
-from powerd_analytics.frame.means import mean_of_repeats
 from powerd_core.errors import AnalysisError
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from make_campaign import one_run
 
-from powerd_analytics.costs import Factors
+from powerd_analytics.frame.costs import Factors
 from powerd_core.errors import ConfigError
 
 BOTH = ("--co2-g-per-kwh", "380", "--u-co2-g-per-kwh", "20", "--price-per-kwh", "0.3", "--currency", "EUR")

@@ -16,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from make_campaign import one_run
 
-from powerd_analytics.export import (
+from powerd_analytics.frame.figures import column
+from powerd_analytics.output.export import (
     make_table,
     read_table,
     to_csv,
@@ -26,8 +27,7 @@ from powerd_analytics.export import (
     write_parquet,
     write_tables,
 )
-from powerd_analytics.figures import column
-from powerd_client.verify import verify_file
+from powerd_client.runs.verify import verify_file
 from powerd_core.errors import RunFileError
 from support.small_run import make_run_file
 

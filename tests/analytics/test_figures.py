@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from make_campaign import one_run, with_attributes
 from make_run import MS, LineSpec, PhaseSpec, S, make_run, training
 
-from powerd_analytics.figures import gpus_of, rows_of, run_frame
+from powerd_analytics.frame.figures import gpus_of, rows_of, run_frame
 from powerd_analytics.runs.run import read_run
 from powerd_core.errors import AnalysisError
 

@@ -9,7 +9,7 @@ import pytest
 from make_run import MS, LineSpec, S, make_run
 
 from powerd_analytics.cli.info import describe_run, run_document
-from powerd_analytics.gpu_gain import Reference, gains_of
+from powerd_analytics.gpu_calibration.gpu_gain import Reference, gains_of
 from powerd_analytics.runs.run import read_run
 from powerd_core.errors import AnalysisError, ConfigError
 

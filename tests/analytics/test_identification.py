@@ -10,8 +10,8 @@ import pytest
 from make_run import MS, LineSpec, PhaseSpec, make_run
 from scipy.signal import lfilter
 
-from powerd_analytics.identification import Loads, fit
-from powerd_analytics.random_loads import KINDS, identify
+from powerd_analytics.gpu_calibration.identification import Loads, fit
+from powerd_analytics.gpu_calibration.random_loads import KINDS, identify
 from powerd_core.errors import AnalysisError, ConfigError
 from powerd_daemon.sources.nvml.samples import SampleGrid
 

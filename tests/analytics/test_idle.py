@@ -5,10 +5,10 @@ import pytest
 from make_run import MS, LineSpec, PhaseSpec, S, make_run, training
 
 from powerd_analytics import cli
-from powerd_analytics.figures import frame_of, rows_of
+from powerd_analytics.frame.figures import frame_of, rows_of
+from powerd_analytics.run_tables.table import phase_table
 from powerd_analytics.runs.run import read_run
-from powerd_analytics.table import phase_table
-from powerd_client.phase import BASELINE
+from powerd_client.energies.phase import BASELINE
 from powerd_core.errors import AnalysisError
 
 IDLE_W = 60.0

@@ -22,9 +22,9 @@ from make_campaign import one_run
 from make_job import machine
 from make_run import LineSpec, make_run
 
-from powerd_analytics.figures import ATTRIBUTE, COLUMNS, attributes_in, of_kind, rows_of, run_frame
-from powerd_analytics.index import METADATA, index_frame, index_runs, open_index, query, reduce_runs
-from powerd_analytics.trainings import read_runs
+from powerd_analytics.frame.figures import ATTRIBUTE, COLUMNS, attributes_in, of_kind, rows_of, run_frame
+from powerd_analytics.frame.index import METADATA, index_frame, index_runs, open_index, query, reduce_runs
+from powerd_analytics.frame.trainings import read_runs
 from powerd_core.errors import AnalysisError, RunFileError
 
 
@@ -115,7 +115,7 @@ def test_only_new_changed_and_broken_files_are_read(indexed, monkeypatch):
     (campaign / "b.h5").unlink()
     shutil.copy(campaign / "a.h5", campaign / "new.h5")
     read = []
-    from powerd_analytics import index as indexing
+    from powerd_analytics.frame import index as indexing
 
     def noting(paths, **options):
         read.extend(p.name for p in paths)

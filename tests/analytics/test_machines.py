@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from make_job import LAUNCH, TRAINED, machine
 from make_run import S
 
-from powerd_analytics.figures import frame_from, rows_of, run_frame, together
-from powerd_analytics.machines import Member, jobs_of, merge_machines
-from powerd_analytics.repeats import averaged
+from powerd_analytics.frame.figures import frame_from, rows_of, run_frame, together
+from powerd_analytics.frame.machines import Member, jobs_of, merge_machines
+from powerd_analytics.frame.repeats import averaged
+from powerd_analytics.frame.trainings import read_runs
+from powerd_analytics.run_tables.table import phase_table
 from powerd_analytics.runs.run import read_run
-from powerd_analytics.table import phase_table
-from powerd_analytics.trainings import read_runs
 from powerd_core.errors import AnalysisError
 
 LENGTH_S = TRAINED.end_ns / S

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from published_tables import CAPS, CASTRO, DATA, rows
 
-from powerd_analytics import metrics
+from powerd_analytics.energy import metrics
 from powerd_core.errors import AnalysisError
 
 

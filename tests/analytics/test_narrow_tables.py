@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from powerd_analytics.export import Column, make_table, merged_notes, print_tables, to_paper
+from powerd_analytics.output.export import Column, make_table, merged_notes, print_tables, to_paper
 
 COLUMNS = (
     Column("model", is_setting=True),

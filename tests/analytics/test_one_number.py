@@ -20,22 +20,22 @@ from make_run import MS, LineSpec, PhaseSpec, S, auxiliary, constant, make_run, 
 from scipy.special import stdtrit
 
 from powerd_analytics import phase_table, read_run
+from powerd_analytics.campaign_views.findings import findings
 from powerd_analytics.campaigns.design import Design
-from powerd_analytics.campaigns.findings import findings
 from powerd_analytics.campaigns.journal import Journal, read_history
 from powerd_analytics.campaigns.results import result_of
 from powerd_analytics.campaigns.runner import Blocks, Runner, begin
 from powerd_analytics.cli import main
 from powerd_analytics.cli.campaign import opened as opened_campaign
 from powerd_analytics.cli.campaign import read_design
-from powerd_analytics.figures import rows_of, run_frame, together
 from powerd_analytics.frame.figure import Figure, figure_of
+from powerd_analytics.frame.figures import rows_of, run_frame, together
+from powerd_analytics.frame.published import read_table
+from powerd_analytics.frame.repeats import averaged
 from powerd_analytics.plots.configurations import configurations_of_table, draw_sweep
 from powerd_analytics.plots.power import draw_quality
-from powerd_analytics.published import read_table
-from powerd_analytics.repeats import averaged
-from powerd_analytics.results import result_lines
-from powerd_client.live import LiveLine
+from powerd_analytics.run_tables.closing_lines import result_lines
+from powerd_client.energies.live import LiveLine
 from powerd_core.lease import Range
 
 FIGURE = r"(≥ )?([\d.]+(?: ± [\d.]+)?) J"

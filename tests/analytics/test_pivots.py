@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from powerd_analytics.figures import frame_from, worked_out
-from powerd_analytics.pivots import PivotRequest, gain_table, make_pivot, pivot_table
+from powerd_analytics.frame.figures import frame_from, worked_out
+from powerd_analytics.views.pivots import PivotRequest, gain_table, make_pivot, pivot_table
 from powerd_core.errors import AnalysisError
 
 

@@ -11,18 +11,18 @@ import pytest
 from make_campaign import one_run, simulated_campaign
 from make_run import MS, LineSpec, make_run, training
 
-from powerd_analytics.campaigns import tables as campaign
-from powerd_analytics.campaigns.cells import Campaign
-from powerd_analytics.campaigns.report import pictures, write_report
+from powerd_analytics.campaign_views import all_tables as campaign
+from powerd_analytics.campaign_views.campaign_page import pictures, write_report
+from powerd_analytics.campaign_views.cells import Campaign
 from powerd_analytics.cli import campaign as campaign_command
 from powerd_analytics.cli import shared
 from powerd_analytics.cli import tables as tables_command
-from powerd_analytics.export import Column, make_table, with_provenance, write_parquet, write_tables
-from powerd_analytics.figures import frame_of
-from powerd_analytics.iterations import COLUMNS as OF_ITERATIONS
-from powerd_analytics.layouts import TableChoice, chosen_tables, run_tables
+from powerd_analytics.frame.figures import frame_of
+from powerd_analytics.output.export import Column, make_table, with_provenance, write_parquet, write_tables
+from powerd_analytics.run_tables.iterations import COLUMNS as OF_ITERATIONS
+from powerd_analytics.run_tables.table import phase_table
 from powerd_analytics.runs.run import read_run
-from powerd_analytics.table import phase_table
+from powerd_analytics.views.layouts import TableChoice, chosen_tables, run_tables
 from powerd_core.errors import AnalysisError
 
 TEXTS = ("text", "csv", "json", "markdown", "latex", "paper")

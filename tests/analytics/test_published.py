@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from published_tables import CAPS, CASTRO, ENERGIES, OPERATIONS, TIMES, rows, write
 
-from powerd_analytics import metrics
-from powerd_analytics.figures import COLUMNS, frame_from, rows_of, worked_out
+from powerd_analytics.energy import metrics
 from powerd_analytics.frame.figure import figure_of
-from powerd_analytics.published import TOTALS, published_frame, read_phases, read_table, training_totals
+from powerd_analytics.frame.figures import COLUMNS, frame_from, rows_of, worked_out
+from powerd_analytics.frame.published import TOTALS, published_frame, read_phases, read_table, training_totals
 from powerd_core.errors import AnalysisError, PowerdError
 
 

@@ -6,12 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from make_campaign import one_run
 
-from powerd_analytics.export import Table
-from powerd_analytics.figures import frame_from, of_kind, rows_of, run_frame, together, worked_out
 from powerd_analytics.frame.figure import Figure
+from powerd_analytics.frame.figures import frame_from, of_kind, rows_of, run_frame, together, worked_out
 from powerd_analytics.frame.means import mean_of_repeats
-from powerd_analytics.layouts import TableChoice, chosen_tables
-from powerd_analytics.repeats import averaged
+from powerd_analytics.frame.repeats import averaged
+from powerd_analytics.output.export import Table
+from powerd_analytics.views.layouts import TableChoice, chosen_tables
 
 COVERED = (0.93, 0.97)
 

@@ -7,9 +7,9 @@ import pytest
 from make_campaign import one_run
 from make_run import MS, LineSpec, PhaseSpec, S, constant, make_run, training
 
-from powerd_analytics.results import energies, result_lines, totals
+from powerd_analytics.run_tables.closing_lines import energies, result_lines, totals
+from powerd_analytics.run_tables.table import phase_table
 from powerd_analytics.runs.run import read_run
-from powerd_analytics.table import phase_table
 from powerd_core.model import Flag
 from powerd_core.text import with_u95
 

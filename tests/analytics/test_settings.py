@@ -15,15 +15,15 @@ from rich.console import Console
 from powerd_analytics import phase_table, read_run
 from powerd_analytics.energy.devices import load_parts, whole_of
 from powerd_analytics.energy.states import MOST_STATES, States
-from powerd_analytics.figures import frame_of, rows_of
-from powerd_analytics.iterations import iteration_rows
-from powerd_analytics.layouts import field_tables
-from powerd_analytics.results import result_lines
+from powerd_analytics.frame.figures import frame_of, rows_of
+from powerd_analytics.run_tables.closing_lines import result_lines
+from powerd_analytics.run_tables.iterations import iteration_rows
+from powerd_analytics.run_tables.table import labels_of, table_of
+from powerd_analytics.run_tables.terminal_table import print_tree
+from powerd_analytics.run_tables.uncertainty_table import budget_rows
 from powerd_analytics.runs.in_force import ENFORCED_CAP
-from powerd_analytics.settings import settings_of
-from powerd_analytics.table import labels_of, table_of
-from powerd_analytics.terminal_table import print_tree
-from powerd_analytics.uncertainty_table import budget_rows
+from powerd_analytics.runs.settings import settings_of
+from powerd_analytics.views.layouts import field_tables
 from powerd_core.settings import SETTING, UNITS, KnobSetting
 
 CAPS = ((0, 300.0), (20_400, 200.0), (41_700, 250.0))

@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 from make_run import MS, LineSpec, PhaseSpec, S, Training, constant, make_run, training
 
-from powerd_analytics import phase_energies, phase_table, read_run, signals
+from powerd_analytics import phase_energies, phase_table, read_run
 from powerd_analytics.energy.devices import load_parts
-from powerd_analytics.export import to_markdown
-from powerd_analytics.figures import frame_of
-from powerd_analytics.layouts import run_tables
-from powerd_analytics.table import check_table
-from powerd_client.runfile import seal
+from powerd_analytics.frame.figures import frame_of
+from powerd_analytics.output.export import to_markdown
+from powerd_analytics.run_tables.table import check_table
+from powerd_analytics.runs import signals
+from powerd_analytics.views.layouts import run_tables
+from powerd_client.runs.runfile import seal
 from powerd_core.errors import AnalysisError
 from powerd_core.model import Flag
 

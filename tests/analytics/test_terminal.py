@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from powerd_analytics.export import Column, make_table, print_tables, rounded
-from powerd_analytics.terminal import LateProgress
+from powerd_analytics.output.export import Column, make_table, print_tables, rounded
+from powerd_analytics.output.terminal import LateProgress
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])

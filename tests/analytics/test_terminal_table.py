@@ -10,12 +10,12 @@ import pytest
 from command import joules, refused
 from make_run import MS, LineSpec, PhaseSpec, S, constant, make_run
 
-from powerd_analytics.breakdown import breakdowns, is_part
-from powerd_analytics.figures import frame_of
-from powerd_analytics.results import result_lines
+from powerd_analytics.frame.figures import frame_of
+from powerd_analytics.frame.trainings import Length, prepared
+from powerd_analytics.run_tables.closing_lines import result_lines
+from powerd_analytics.run_tables.table import phase_table
 from powerd_analytics.runs.run import read_run
-from powerd_analytics.table import phase_table
-from powerd_analytics.trainings import Length, prepared
+from powerd_analytics.views.breakdown import breakdowns, is_part
 
 
 def line(name="gpu0.rail", device="gpu0", provenance="measured", watts=100.0):

@@ -24,13 +24,13 @@ from make_run import LineSpec, PhaseSpec, S, constant, make_run
 from rich.console import Console
 
 from powerd_analytics import phase_table, read_run
-from powerd_analytics import top as module
-from powerd_analytics.results import joules_text
-from powerd_analytics.top import ClosedRun, Screen, document, one_line, top
-from powerd_client.hostclock import now_ns
-from powerd_client.live import Listener, RunPhases
-from powerd_client.live_energy import Energy
-from powerd_client.marks import MarkWriter
+from powerd_analytics.run_tables import top as module
+from powerd_analytics.run_tables.closing_lines import joules_text
+from powerd_analytics.run_tables.top import ClosedRun, Screen, document, one_line, top
+from powerd_client.energies.live import Listener, RunPhases
+from powerd_client.energies.live_energy import Energy
+from powerd_client.host.hostclock import now_ns
+from powerd_client.journals.marks import MarkWriter
 from powerd_core.errors import ConfigError
 from powerd_core.model import Flag
 from powerd_core.serde import to_document

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from make_run import MS, LineSpec, PhaseSpec, S, make_run, training
 
+from powerd_analytics.run_tables.trace import MARGIN_NS, laid_out, write_trace
 from powerd_analytics.runs.run import read_run
-from powerd_analytics.trace import MARGIN_NS, laid_out, write_trace
-from powerd_analytics.wall_clock import SLEW, WallClock, wall_clock
-from powerd_client.hostclock import WallAnchor, anchor_note, take_anchor
+from powerd_analytics.runs.wall_clock import SLEW, WallClock, wall_clock
+from powerd_client.host.hostclock import WallAnchor, anchor_note, take_anchor
 
 UNIX_NS = 1_790_000_000_123_456_789
 """The wall clock at host time 0 of the runs below; beyond what a float holds to the nanosecond."""

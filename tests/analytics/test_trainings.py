@@ -14,10 +14,10 @@ from make_campaign import one_run
 from make_job import TRAINED, machine, phases_of
 from make_run import MS, LineSpec, PhaseSpec, S, constant, make_run
 
-from powerd_analytics.figures import program_of, rows_of, where
-from powerd_analytics.layouts import field_tables
-from powerd_analytics.repeats import averaged
-from powerd_analytics.trainings import Length, prepared, read_runs, summed_devices, whole_trainings
+from powerd_analytics.frame.figures import program_of, rows_of, where
+from powerd_analytics.frame.repeats import averaged
+from powerd_analytics.frame.trainings import Length, prepared, read_runs, summed_devices, whole_trainings
+from powerd_analytics.views.layouts import field_tables
 from powerd_core.errors import ConfigError
 
 

@@ -26,7 +26,7 @@ from typing import Any
 from vm import ARCH, REPOSITORY, Board, Failed, make_payload
 
 from powerd_analytics import read_run
-from powerd_analytics.signals import load_signal
+from powerd_analytics.runs.signals import load_signal
 from powerd_core.errors import PowerdError
 from powerd_core.model import BAD
 from powerd_core.text import printable

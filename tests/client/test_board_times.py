@@ -7,7 +7,7 @@ from bench_clock import draw_case
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from powerd_client.board_times import have_host_time, to_host_ns
+from powerd_client.signals.board_times import have_host_time, to_host_ns
 from powerd_core.clock_comparison import map_clock, piece_at
 
 

@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from powerd_client import build, journal, open_run
-from powerd_client.journal import MarkTail
-from powerd_client.marks import MarkWriter
+from powerd_client import open_run
+from powerd_client.journals import journal
+from powerd_client.journals.journal import MarkTail
+from powerd_client.journals.marks import MarkWriter
+from powerd_client.runs import build
 from powerd_core.errors import RunFileError
 from powerd_core.serde import to_document
 from powerd_core.wire import Message, encode
@@ -185,7 +187,7 @@ def marked(out, *, events=()):
 
 
 def test_every_event_is_in_the_run_file_once(out, monkeypatch):
-    monkeypatch.setattr("powerd_client.marks.now_ns", iter(range(OFFSET_NS, OFFSET_NS + 99)).__next__)
+    monkeypatch.setattr("powerd_client.journals.marks.now_ns", iter(range(OFFSET_NS, OFFSET_NS + 99)).__next__)
     events = [("lease", {"cap_w": 200}), ("décision\0", {"why": "y" * 3000}), ("result", {"top1": 0.71})]
     build.build_run(marked(out, events=events), out)
     assert not journal.journal_path(out).exists()

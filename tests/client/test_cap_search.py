@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from powerd_client.cap_search import METRICS, MOST_WINDOWS, CapSearch, Window
+from powerd_client.knobs.cap_search import METRICS, MOST_WINDOWS, CapSearch, Window
 from powerd_core.errors import ConfigError
 from powerd_core.gpu_physics import CARDS, NETWORKS, RTX_6000, operate
 

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from powerd_client.ddp import Communication
-from powerd_client.torch_hooks import TorchMarks
+from powerd_client.training.ddp import Communication
+from powerd_client.training.torch_hooks import TorchMarks
 from support.tape import TapedMeter
 
 TESTS = Path(__file__).parents[1]

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 
 from powerd_analytics.runs.phases import read_phases
 from powerd_client import Meter, open_run
-from powerd_client.device_timing import EVENT_NS, DeviceTimer, DeviceTimes, Synchronized, choose_timing
-from powerd_client.journal import FrameFile
-from powerd_client.marks import MarkWriter
-from powerd_client.pairing import PhaseSpans, pair_marks
-from powerd_client.runfile import BOUND_COLUMNS, DIGEST, seal
+from powerd_client.journals.device_timing import EVENT_NS, DeviceTimer, DeviceTimes, Synchronized, choose_timing
+from powerd_client.journals.journal import FrameFile
+from powerd_client.journals.marks import MarkWriter
+from powerd_client.runs.runfile import BOUND_COLUMNS, DIGEST, seal
+from powerd_client.signals.pairing import PhaseSpans, pair_marks
 from powerd_core.clock_comparison import map_clock
 from powerd_core.marks import RECORD, Edges, Mark
 from powerd_core.model import ClockExchange

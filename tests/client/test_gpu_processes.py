@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from powerd_client.gpu_processes import DriverLists, GpuProcess, Others, OwnProcesses
+from powerd_client.journals.gpu_processes import DriverLists, GpuProcess, Others, OwnProcesses
 from powerd_core.gpu_physics import CARDS
 from powerd_core.marks import OTHERS
 from powerd_core.model import Device

@@ -16,9 +16,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from powerd_client import Meter, local_powerd, open_run, recording, worker
-from powerd_client.journal import journal_path
-from powerd_client.recover import recover
+from powerd_client import Meter, open_run
+from powerd_client.host import local_powerd
+from powerd_client.journals.journal import journal_path
+from powerd_client.record import recording, worker
+from powerd_client.runs.recover import recover
 from powerd_core import wire
 from powerd_core.protocol import StreamReceiver
 from support.fake_daemon import PERIOD_NS, make_block, make_description, make_stream

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from powerd_client.runfile import steady_hdf5
+from powerd_client.runs.runfile import steady_hdf5
 
 READINGS = np.arange(200_000) * 7919 % 4096
 
@@ -19,7 +19,7 @@ ON_A_FULL_DISK = """
 import resource, sys
 from pathlib import Path
 import numpy as np
-from powerd_client.runfile import steady_hdf5
+from powerd_client.runs.runfile import steady_hdf5
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), resource.RLIM_INFINITY))
 try:
     with steady_hdf5(Path(sys.argv[1])) as (file, _):

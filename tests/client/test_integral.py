@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from powerd_client import integral
-from powerd_client.integral import Integral, counter_energy_j, energy_j, unwrap_counter
+from powerd_client.signals import integral
+from powerd_client.signals.integral import Integral, counter_energy_j, energy_j, unwrap_counter
 from powerd_core.errors import AnalysisError
 
 signals = st.lists(

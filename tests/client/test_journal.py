@@ -8,14 +8,14 @@ import h5py
 import numpy as np
 import pytest
 
-from powerd_client import journal as journals
-from powerd_client import runfile
-from powerd_client.build import build_run, keep_journal, read_contents
-from powerd_client.journal import MarkTail, packed_path, read_events
-from powerd_client.journal_writer import JournalWriter
-from powerd_client.marks import MarkWriter
-from powerd_client.recover import kept_journals, needed_for, open_run, recover
-from powerd_client.runfile import seal
+from powerd_client.journals import journal as journals
+from powerd_client.journals.journal import MarkTail, packed_path, read_events
+from powerd_client.journals.journal_writer import JournalWriter
+from powerd_client.journals.marks import MarkWriter
+from powerd_client.runs import runfile
+from powerd_client.runs.build import build_run, keep_journal, read_contents
+from powerd_client.runs.recover import kept_journals, needed_for, open_run, recover
+from powerd_client.runs.runfile import seal
 from powerd_core import wire
 from powerd_core.errors import RunFileError
 from powerd_core.wire import Garbage, Message

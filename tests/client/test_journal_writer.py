@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from powerd_client import journal_writer
-from powerd_client.journal import MarkTail, read_events
-from powerd_client.journal_writer import RESERVE_BYTES, JournalWriter, read_past
-from powerd_client.marks import MarkWriter
+from powerd_client.journals import journal_writer
+from powerd_client.journals.journal import MarkTail, read_events
+from powerd_client.journals.journal_writer import RESERVE_BYTES, JournalWriter, read_past
+from powerd_client.journals.marks import MarkWriter
 from powerd_core import wire
 from powerd_core.errors import RunFileError
 from powerd_core.marks import RECORD, Marks

@@ -7,7 +7,8 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity
 
-from powerd_client import Meter, kernels
+from powerd_client import Meter
+from powerd_client.training import kernels
 from powerd_core.errors import ConfigError
 from support.tape import TapedMeter
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from powerd_analytics import count_operations
-from powerd_client.layer_operations import WATCHED_MODEL
+from powerd_client.training.layer_operations import WATCHED_MODEL
 from support.tape import TapedMeter
 
 

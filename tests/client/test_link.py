@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import zmq
 
-from powerd_client.hostclock import now_ns
-from powerd_client.link import BoardLink, Connection, Exchanges, credentials_for
+from powerd_client.host.hostclock import now_ns
+from powerd_client.journals.link import BoardLink, Connection, Exchanges, credentials_for
 from powerd_core import wire
 from powerd_core.errors import ConfigError, PeerError
 from powerd_core.keys import AllowedClient, KeyPair

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from powerd_client import Meter
-from powerd_client.live import LiveBoard, RecordingEnergies, RunPhases, powerds_here, runs_here
-from powerd_client.marks import MarkWriter
-from powerd_client.pairing import PhaseSpans, pair_marks
-from powerd_client.signal import Readings, make_signal
+from powerd_client.energies.live import LiveBoard, RecordingEnergies, RunPhases, powerds_here, runs_here
+from powerd_client.journals.marks import MarkWriter
+from powerd_client.signals.pairing import PhaseSpans, pair_marks
+from powerd_client.signals.signal import Readings, make_signal
 from powerd_core.errors import RunFileError
 from powerd_core.marks import Mark
 from powerd_core.model import (

@@ -10,9 +10,9 @@ from types import SimpleNamespace
 import pytest
 
 from powerd_client import Energy, EnergyLog, Meter, load_ipython_extension, log_totals, open_run
-from powerd_client.live_energy import LiveRun
-from powerd_client.recording import record_command
-from powerd_client.runfile import read_objects
+from powerd_client.energies.live_energy import LiveRun
+from powerd_client.record.recording import record_command
+from powerd_client.runs.runfile import read_objects
 from powerd_core.wire import Message, encode
 from support.small_run import OFFSET_NS, description, frames, head, make_journal
 from support.steady import steady_daemon, wait_for
@@ -35,7 +35,7 @@ def told(tmp_path, monkeypatch, capfd):
     monkeypatch.delenv("POWERD_QUIET", raising=False)
     monkeypatch.chdir(tmp_path)
     for patience in ("_RESULT_S", "_WAITS_S"):
-        monkeypatch.setattr(f"powerd_client.recording.{patience}", LONG_S)
+        monkeypatch.setattr(f"powerd_client.record.recording.{patience}", LONG_S)
 
     def lines():
         return capfd.readouterr().err.splitlines()

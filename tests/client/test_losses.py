@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from powerd_client.losses import StreamFrames
+from powerd_client.runs.losses import StreamFrames
 from powerd_core.model import UNKNOWN_TIME_NS, Gap
 from support.fake_daemon import PERIOD_NS, make_block, make_stream
 

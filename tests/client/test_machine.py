@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 
-from powerd_client.recording import environment, git_commit, machine, training_folder
+from powerd_client.record.recording import environment, git_commit, machine, training_folder
 
 
 def git(folder, *words):

@@ -15,8 +15,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from powerd_client.journal import MarkTail
-from powerd_client.marks import MOST_EVENT_BYTES, MOST_EVENTS_BYTES, MarkWriter
+from powerd_client.journals.journal import MarkTail
+from powerd_client.journals.marks import MOST_EVENT_BYTES, MOST_EVENTS_BYTES, MarkWriter
 from powerd_core.marks import RECORD, Mark, is_sealing
 from powerd_core.serde import MAX_DEPTH
 from powerd_core.wire import Message, decode, encode
@@ -158,7 +158,7 @@ def events_of(directory):
 
 
 def test_events_lie_beside_the_names_in_their_order(tmp_path, monkeypatch):
-    monkeypatch.setattr("powerd_client.marks.now_ns", iter(range(100, 200)).__next__)
+    monkeypatch.setattr("powerd_client.journals.marks.now_ns", iter(range(100, 200)).__next__)
     writer = MarkWriter(tmp_path)
     writer.event("lease", {"cap_w": np.int64(200), "asked": {"cap_w": [250.0, np.float32(0.5)]}, "on": torch.tensor(3)})
     writer.mark(writer.kind("forward", {}, "host"))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from powerd_client.pairing import (
+from powerd_client.signals.pairing import (
     MODEL_BY_CLASS,
     SAMPLES,
     Kinds,

@@ -12,10 +12,10 @@ import pytest
 
 from powerd_analytics import read_run
 from powerd_analytics.energy.devices import load_parts
-from powerd_analytics.signals import plain_j
+from powerd_analytics.runs.signals import plain_j
 from powerd_client import pmlib as pm
 from powerd_client.pmlib import counters
-from powerd_client.recording import record_command
+from powerd_client.record.recording import record_command
 from powerd_core.errors import ConfigError, PeerError
 from support.steady import steady_daemon, wait_for
 

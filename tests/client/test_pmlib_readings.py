@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from scipy.integrate import trapezoid
 
 from powerd_client import pmlib
-from powerd_client.integral import counter_energy_j, energy_j
 from powerd_client.pmlib import pm_set_lines
 from powerd_client.pmlib.readings import (
     LINE_TYPE,
@@ -26,7 +25,8 @@ from powerd_client.pmlib.readings import (
     Lines,
     write_paraver,
 )
-from powerd_client.signal import Readings, RunLine, make_signal
+from powerd_client.signals.integral import counter_energy_j, energy_j
+from powerd_client.signals.signal import Readings, RunLine, make_signal
 from powerd_core import wire
 from powerd_core.errors import ConfigError
 from powerd_core.model import (

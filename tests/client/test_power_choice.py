@@ -6,7 +6,7 @@ import pytest
 from bench_power_choice import RTX_6000, VirtualTraining, excess, make_chooser
 
 from powerd_client import Meter
-from powerd_client.power_choice import Bystander
+from powerd_client.knobs.power_choice import Bystander
 from powerd_core.errors import ConfigError
 from powerd_core.gpu_physics import NETWORKS, operate
 
@@ -57,7 +57,7 @@ def test_a_training_whose_rest_cannot_repay_the_search_ends_it():
 
 def test_of_several_ranks_the_first_decides_and_the_others_do_nothing(monkeypatch, tmp_path):
     asked = []
-    monkeypatch.setattr("powerd_client.power_choice.connect", lambda *_: asked.append(1))
+    monkeypatch.setattr("powerd_client.knobs.power_choice.connect", lambda *_: asked.append(1))
     monkeypatch.setenv("LOCAL_RANK", "1")
     meter = Meter.__new__(Meter)
     with meter.optimise_power("edp", 0.5) as chooser:

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import h5py
 
-from powerd_client import journal as journals
-from powerd_client import journal_writer
-from powerd_client.build import build_run
-from powerd_client.journal_writer import JournalWriter
-from powerd_client.marks import MarkWriter
-from powerd_client.recover import open_run
+from powerd_client.journals import journal as journals
+from powerd_client.journals import journal_writer
+from powerd_client.journals.journal_writer import JournalWriter
+from powerd_client.journals.marks import MarkWriter
+from powerd_client.runs.build import build_run
+from powerd_client.runs.recover import open_run
 from powerd_core import wire
 from powerd_core.errors import RunFileError
 from powerd_core.wire import Message

@@ -10,9 +10,11 @@ from typing import ClassVar
 
 import pytest
 
-from powerd_client import build, open_run, ranks
-from powerd_client.marks import MarkWriter
-from powerd_client.ranks import APPEAR_S, CLOSE_S, JOIN_S, Rendezvous, rank_here, training_here
+from powerd_client import open_run
+from powerd_client.journals import ranks
+from powerd_client.journals.marks import MarkWriter
+from powerd_client.journals.ranks import APPEAR_S, CLOSE_S, JOIN_S, Rendezvous, rank_here, training_here
+from powerd_client.runs import build
 from powerd_core.errors import ConfigError, PeerError, PeerTimeout
 from support import small_run
 

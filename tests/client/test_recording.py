@@ -19,12 +19,13 @@ import numpy as np
 import pytest
 import zmq
 
-from powerd_client import Meter, journal, open_run
+from powerd_client import Meter, open_run
 from powerd_client import meter as meters
-from powerd_client.journal import journal_path
-from powerd_client.recording import record_command
-from powerd_client.recover import rebuild, recover
-from powerd_client.runfile import read_objects
+from powerd_client.journals import journal
+from powerd_client.journals.journal import journal_path
+from powerd_client.record.recording import record_command
+from powerd_client.runs.recover import rebuild, recover
+from powerd_client.runs.runfile import read_objects
 from powerd_core.errors import ConfigError, PeerError, PeerTimeout, RunFileError
 from support import small_run
 from support.steady import steady_daemon
@@ -273,7 +274,7 @@ def test_close_raises_nothing_whatever_a_library_throws(daemon, tmp_path, capfd,
         monkeypatch.setattr(recording, "listen", throw(error))
     else:
         monkeypatch.setattr(recording, "_start_again", lambda: False)
-        monkeypatch.setattr("powerd_client.build.write_file", throw(error))
+        monkeypatch.setattr("powerd_client.runs.build.write_file", throw(error))
         os.killpg(guardian.pid, signal.SIGKILL)
     meter.close()
     told = capfd.readouterr().err
@@ -400,7 +401,7 @@ def test_a_recording_ends_where_no_clock_answers(daemon, tmp_path, capfd):
 
 
 def test_a_counter_among_the_attributes_is_told_once_at_the_end(daemon, tmp_path, capfd, monkeypatch):
-    monkeypatch.setattr("powerd_client.marks.MANY_KINDS", 20)
+    monkeypatch.setattr("powerd_client.journals.marks.MANY_KINDS", 20)
     with Meter(daemon.url, tmp_path / "run.h5", quiet=True) as meter:
         for i in range(30):
             with meter.phase("p", i=i):

@@ -2,8 +2,8 @@
 
 import pytest
 
-from powerd_client.journal import packed_path
-from powerd_client.recover import open_run, recover
+from powerd_client.journals.journal import packed_path
+from powerd_client.runs.recover import open_run, recover
 from powerd_core.errors import RunFileError
 from support.fake_daemon import PERIOD_NS
 from support.small_run import OFFSET_NS, description, frames, head, make_journal, make_run_file, stop, whole, wrong

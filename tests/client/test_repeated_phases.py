@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from powerd_client import repeated_phases
-from powerd_client.pairing import Kinds, add_iterations
+from powerd_client.signals.pairing import Kinds, add_iterations
+from powerd_client.training import repeated_phases
 from powerd_core.errors import ConfigError
 from support.tape import TapedMeter
 

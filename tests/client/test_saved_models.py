@@ -14,7 +14,7 @@ import torch
 from torch import multiprocessing, nn
 from torch.optim.swa_utils import AveragedModel
 
-from powerd_client.torch_hooks import Hook
+from powerd_client.training.torch_hooks import Hook
 from support.tape import TapedMeter
 
 X = torch.randn(4, 3)

@@ -12,8 +12,9 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from powerd_client import Meter, open_run, torch_hooks
-from powerd_client.runfile import read_objects
+from powerd_client import Meter, open_run
+from powerd_client.runs.runfile import read_objects
+from powerd_client.training import torch_hooks
 from powerd_core.errors import ConfigError
 from support.steady import steady_daemon
 from support.tape import TapedMeter

@@ -3,8 +3,8 @@
 import h5py
 import pytest
 
-from powerd_client.runfile import DIGEST, seal
-from powerd_client.verify import verify_file, wrong_at_first_sight
+from powerd_client.runs.runfile import DIGEST, seal
+from powerd_client.runs.verify import verify_file, wrong_at_first_sight
 from powerd_core.model import Gap
 from powerd_core.wire import encode
 from support.fake_daemon import PERIOD_NS

@@ -9,10 +9,10 @@ import zmq
 from hypothesis import given
 from hypothesis import strategies as st
 
-from powerd_client import local_powerd, visible_gpus
-from powerd_client.link import BoardLink
-from powerd_client.local_powerd import LocalDaemon, local_sources
-from powerd_client.visible_gpus import devices_here, each_once, usable_gpus
+from powerd_client.host import local_powerd, visible_gpus
+from powerd_client.host.local_powerd import LocalDaemon, local_sources
+from powerd_client.host.visible_gpus import devices_here, each_once, usable_gpus
+from powerd_client.journals.link import BoardLink
 from powerd_core.model import pci_key, uuid_key
 
 U = [f"{c * 8}-1111-2222-3333-{c * 12}" for c in "ab3c"]

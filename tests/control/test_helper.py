@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from powerd_client import control
-from powerd_client.control import Hold, connect
+from powerd_client.knobs import control
+from powerd_client.knobs.control import Hold, connect
 from powerd_core.errors import ConfigError, ControlDenied, ControlError, LeaseHeld
 from powerd_core.lease import KNOB_OF_OPTION, Request, Wish, read_answer
 from powerd_core.verdict import Verdict

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from powerd_client import control_command
+from powerd_client.knobs import control_command
 from powerd_control import helper as module
 from powerd_control.helper import Connection, Helper, lock_machine, main
 from powerd_control.knobs import Bench, PowerCap, gpu_knobs

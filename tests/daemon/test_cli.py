@@ -194,7 +194,7 @@ def test_help_loads_no_command(tmp_path: Path) -> None:
     loaded = set(done.stderr.split())
     assert "powerd_daemon.commands" in loaded
     assert not loaded & {f"powerd_daemon.{name}" for name in ("calibrate", "diagnostics", "keygen", "plan", "scan")}
-    assert not loaded & {"powerd_client.commands", "powerd_analytics.commands"}
+    assert not loaded & {"powerd_client.commands", "powerd_analytics.gpu_calibration.commands"}
 
 
 def test_bad_input_of_run(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,7 +5,7 @@ import getpass
 import pytest
 from daemon_harness import PATIENCE_S, running
 
-from powerd_client.control import Hold, PowerdSocket
+from powerd_client.knobs.control import Hold, PowerdSocket
 from powerd_core.errors import ControlError
 from powerd_core.keys import AllowedClient
 from powerd_core.lease import Request, Wish
@@ -100,7 +100,7 @@ def test_who_has_no_key_turns_nothing(lab, powerd, monkeypatch, tmp_path):
     url, _ = powerd
     monkeypatch.setenv("POWERD_KEYS", str(tmp_path / "none"))
     socket = PowerdSocket(url)
-    monkeypatch.setattr("powerd_client.control._ANSWER_S", 2.0)
+    monkeypatch.setattr("powerd_client.knobs.control._ANSWER_S", 2.0)
     try:
         with pytest.raises(OSError):  # noqa: PT011  (refused at the handshake, or never answered)
             socket.ask(Request("acquire", (Wish("gpu0", "power_cap", 200.0),)))

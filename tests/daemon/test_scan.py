@@ -67,7 +67,9 @@ def test_every_type_is_recognised_and_nothing_is_disturbed(bus: Watched) -> None
 
 
 @pytest.mark.parametrize("settings", [ChipSettings(), ChipSettings(shunt_adc="12bit", bus_adc="12bit")])
-def test_an_ina219_that_was_set_up_is_still_recognised(bus: Watched, clock: VirtualClock, settings: ChipSettings) -> None:
+def test_an_ina219_that_was_set_up_is_still_recognised(
+    bus: Watched, clock: VirtualClock, settings: ChipSettings
+) -> None:
     for register, word in settings.words:
         bus.write_word(0x40, register, word)
     clock.sleep_until(clock.now_ns() + 1_000_000_000)

@@ -9,7 +9,7 @@ from conformance import EPOCH, Opened, SourceConformance
 from hypothesis import given
 from hypothesis import strategies as st
 
-from powerd_client.integral import unwrap_counter
+from powerd_client.signals.integral import unwrap_counter
 from powerd_core.errors import SensorError
 from powerd_core.model import Flag, Provenance
 from powerd_daemon.sources.base import Start

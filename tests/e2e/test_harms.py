@@ -16,18 +16,20 @@ import pytest
 from matplotlib.figure import Figure
 
 from analytics.support.command import joules, refused
-from powerd_analytics import export, plots
-from powerd_analytics.campaigns import executors, report
+from powerd_analytics import plots
+from powerd_analytics.campaign_views import campaign_page as report
+from powerd_analytics.campaigns import executors
 from powerd_analytics.campaigns.campaign_file import design_of
 from powerd_analytics.campaigns.executors import Local
 from powerd_analytics.campaigns.journal import Journal
 from powerd_analytics.cli import shared
-from powerd_analytics.export import Column, make_table, read_table, write_tables
-from powerd_analytics.optimise.policy import Job, TrainingSettings, Target
+from powerd_analytics.optimise.policy import Job, Target, TrainingSettings
 from powerd_analytics.optimise.recurrences import Recurrences, open_recurrences
+from powerd_analytics.output import export
+from powerd_analytics.output.export import Column, make_table, read_table, write_tables
+from powerd_analytics.output.text import MADE_BY
 from powerd_analytics.plots import save
-from powerd_analytics.text import MADE_BY
-from powerd_client import ownership
+from powerd_client.host import ownership
 from powerd_core.errors import ConfigError, RunFileError
 from powerd_core.gpu_physics import CARDS
 from powerd_daemon import sim_gpu
@@ -268,7 +270,7 @@ def test_a_job_has_a_name(tmp_path, capsys, name):
 
 
 def test_a_run_of_before_keeps_its_name(tmp_path, capsys, monkeypatch):
-    from powerd_analytics.optimise import live
+    from powerd_analytics.optimise import watched_training as live
 
     asked = []
     monkeypatch.setattr(live, "record_command", lambda *_, out, **__: asked.append(out) or 1)

@@ -5,9 +5,9 @@ import signal
 from pathlib import Path
 
 from powerd_client import open_run
-from powerd_client.hostclock import now_ns
-from powerd_client.journal import journal_path
-from powerd_client.recording import Recording
+from powerd_client.host.hostclock import now_ns
+from powerd_client.journals.journal import journal_path
+from powerd_client.record.recording import Recording
 from support.small_run import wrong
 from support.steady import wait_for
 

@@ -6,10 +6,10 @@ import sys
 
 import pytest
 
-from powerd_analytics.figures import of_kind, rows_of
+from powerd_analytics.frame.figures import of_kind, rows_of
+from powerd_analytics.frame.trainings import read_runs
+from powerd_analytics.run_tables.table import phase_table
 from powerd_analytics.runs.run import read_run
-from powerd_analytics.table import phase_table
-from powerd_analytics.trainings import read_runs
 
 # Without torch: its import takes each rank longer than all the rest.
 RANK = """

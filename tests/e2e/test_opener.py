@@ -1,4 +1,4 @@
-"""Whatever creates, cuts, moves, replaces or deletes a file goes through an opener: `powerd_client.ownership`, and
+"""Whatever creates, cuts, moves, replaces or deletes a file goes through an opener: `powerd_client.host.ownership`, and
 `powerd_daemon.ownership` for the board. This test reads all of the product and names what does not."""
 
 import ast
@@ -10,23 +10,23 @@ PACKAGES = (
     "powerd/powerd_core", "powerd/powerd_daemon", "powerd/powerd_control", "client/powerd_client",
     "analytics/powerd_analytics",
 )  # fmt: skip
-OPENERS = {"client/powerd_client/ownership.py", "powerd/powerd_daemon/ownership.py"}
+OPENERS = {"client/powerd_client/host/ownership.py", "powerd/powerd_daemon/ownership.py"}
 OWN_NAME = "under a name that `ownership.whole_output` has given, in a folder that nobody else may enter"
 OWN_FOLDER = "in a temporary folder of its own, that nobody else may enter"
 BY_DESCRIPTOR = "by the descriptor of a folder that is the user's own, no link, and only new or own files in it"
 ALLOWED = {
     "analytics/powerd_analytics/cli/start.py": {"os.open(os.devnull, os.O_WRONLY)": "a device"},
-    "analytics/powerd_analytics/export.py": {
+    "analytics/powerd_analytics/output/export.py": {
         "target.open('w', encoding='utf-8', newline='')": OWN_NAME,
         "pq.ParquetWriter(target, arrow_schema(columns))": OWN_NAME,
         "pq.write_table(arrow_table(table.columns, table.records(), about), path)": OWN_NAME,
         "writer.write_table(arrow_table(columns, rows))": "into the file of `ParquetWriter`",
         "shutil.copy2(path, partial)": OWN_NAME,
     },
-    "analytics/powerd_analytics/campaigns/report.py": {
+    "analytics/powerd_analytics/campaign_views/campaign_page.py": {
         "figure.savefig(data, format='png', dpi=140)": "into memory",
     },
-    "analytics/powerd_analytics/index.py": {
+    "analytics/powerd_analytics/frame/index.py": {
         "duckdb.connect(':memory:', config={'python_enable_replacements': 'false', 'temp_directory': ''})": "in memory",
         "pq.write_table(rows.take(in_order), partial, compression='zstd', row_group_size=ROW_GROUP)": OWN_NAME,
     },
@@ -35,15 +35,15 @@ ALLOWED = {
         "sqlite3.connect(':memory:')": "in memory",
     },
     "analytics/powerd_analytics/plots/style.py": {"figure.savefig(partial, dpi=140, metadata=metadata)": OWN_NAME},
-    "analytics/powerd_analytics/trace.py": {"stack.enter_context(whole_output(out)).open('wb')": OWN_NAME},
-    "client/powerd_client/journal.py": {
+    "analytics/powerd_analytics/run_tables/trace.py": {"stack.enter_context(whole_output(out)).open('wb')": OWN_NAME},
+    "client/powerd_client/journals/journal.py": {
         "partial.rename(journal)": "a new folder, locked already; one that is not empty stays",
         "os.open(journal / 'lock', os.O_RDWR | os.O_NOFOLLOW)": "to ask who holds it; nothing is written",
         "os.open('lock', os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 384, dir_fd=folder)": BY_DESCRIPTOR,
         "os.link(packed, packed_path(run.with_name(f'{run.stem}-{number}{run.suffix}')))": "refuses what is there",
     },
-    "client/powerd_client/live_energy.py": {"h5py.File(path, 'w')": OWN_FOLDER},
-    "client/powerd_client/runfile.py": {
+    "client/powerd_client/energies/live_energy.py": {"h5py.File(path, 'w')": OWN_FOLDER},
+    "client/powerd_client/runs/runfile.py": {
         "h5py.File(raw, 'w' if mode == 'x' else mode, libver=_LIBVER)": "over the descriptor of `open_own`",
     },
     "powerd/powerd_control/helper.py": {

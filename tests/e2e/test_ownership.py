@@ -15,17 +15,19 @@ import zmq
 from matplotlib.figure import Figure
 
 from powerd_analytics.cli import shared
-from powerd_analytics.export import write_tables
+from powerd_analytics.output.export import write_tables
 from powerd_analytics.plots import save
-from powerd_client import build, journal, local_powerd, ownership, recover
-from powerd_client.csv_import import SensorCard, import_csv
-from powerd_client.job import take_stderr
-from powerd_client.journal_writer import JournalWriter
-from powerd_client.marks import MarkWriter
+from powerd_client.host import local_powerd, ownership
+from powerd_client.journals import journal
+from powerd_client.journals.job import take_stderr
+from powerd_client.journals.journal_writer import JournalWriter
+from powerd_client.journals.marks import MarkWriter
+from powerd_client.journals.ranks import Rank, Rendezvous
 from powerd_client.pmlib.readings import _write as write_pmlib
-from powerd_client.ranks import Rank, Rendezvous
-from powerd_client.recording import record_command
-from powerd_client.runfile import open_file
+from powerd_client.record.csv_import import SensorCard, import_csv
+from powerd_client.record.recording import record_command
+from powerd_client.runs import build, recover
+from powerd_client.runs.runfile import open_file
 from powerd_core.errors import ConfigError, RunFileError
 from powerd_core.marks import sealing_token
 from powerd_core.model import Accuracy, Provenance

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from powerd_client import open_run
-from powerd_client.cap_search import CapSearch, Window
+from powerd_client.knobs.cap_search import CapSearch, Window
 
 TRAINING = """
 import json, sys

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from powerd_analytics.cli.info import describe_run, run_document
-from powerd_analytics.export import to_markdown
-from powerd_analytics.figures import frame_of
-from powerd_analytics.layouts import run_tables
+from powerd_analytics.frame.figures import frame_of
+from powerd_analytics.output.export import to_markdown
+from powerd_analytics.run_tables.table import phase_table
 from powerd_analytics.runs.ranks import ranks_of
 from powerd_analytics.runs.run import read_run
-from powerd_analytics.table import phase_table
+from powerd_analytics.views.layouts import run_tables
 
 PROGRAM = Path(__file__).parent / "ddp_training.py"
 

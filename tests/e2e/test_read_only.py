@@ -13,8 +13,8 @@ import h5py
 import pytest
 from common import powerd
 
-from powerd_client.recover import recover
-from powerd_client.verify import verify_file
+from powerd_client.runs.recover import recover
+from powerd_client.runs.verify import verify_file
 
 SOURCE = '[[source]]\nkind = "sim"\nname = "rails"\nrate_hz = 250.0\n'
 TRAINER = """

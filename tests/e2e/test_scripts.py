@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 from analytics.support.command import joules
+from powerd_analytics.run_tables.table import phase_table
 from powerd_analytics.runs.run import read_run
-from powerd_analytics.table import phase_table
 from powerd_client import Meter
 
 STEPS = 12

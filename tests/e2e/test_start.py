@@ -117,7 +117,7 @@ def test_a_command_loads_nothing_heavy_that_it_does_not_use(tmp_path, module, ar
 
 def test_what_serves_and_what_receives_loads_nothing_heavy(tmp_path):
     """Two processes of every recording, beside the training."""
-    loaded = "import powerd_daemon.daemon, powerd_client.worker, sys; print(*sys.modules)"
+    loaded = "import powerd_daemon.daemon, powerd_client.record.worker, sys; print(*sys.modules)"
     done = call([sys.executable, "-c", loaded], tmp_path)
     assert done.returncode == 0, done.stderr
     assert sorted({*done.stdout.split()} & {*HEAVY, "asyncio", "ssl", "numpy", "h5py"}) == []

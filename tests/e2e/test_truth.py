@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from powerd_analytics import phase_table, read_run
-from powerd_analytics.figures import frame_of, rows_of
+from powerd_analytics.frame.figures import frame_of, rows_of
 
 DATA = Path(__file__).parents[1] / "data" / "truth"
 RUNS = ("sim", "h200", "ranks", "gaps")

@@ -15,10 +15,10 @@ from networks import NETWORKS
 from operations import OPERATIONS
 
 from powerd_analytics.campaigns.executors import OUT_OF_MEMORY, failure
-from powerd_analytics.figures import frame_of, rows_of
+from powerd_analytics.frame.figures import frame_of, rows_of
 from powerd_analytics.operations import count_operations
+from powerd_analytics.run_tables.table import phase_table
 from powerd_analytics.runs.run import read_run
-from powerd_analytics.table import phase_table
 from powerd_core.gpu_physics import RTX_6000, V100, operate
 from support.tape import TapedMeter
 

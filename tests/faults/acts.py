@@ -16,7 +16,7 @@ import zmq
 
 from faults.processes import Child, signal_all, stopped, throttled, wait_for
 from faults.stage import BOARD_HOST, Stage
-from powerd_client.journal import journal_path
+from powerd_client.journals.journal import journal_path
 from powerd_core.model import ClockExchange
 from powerd_core.wire import Message, Want, encode
 

@@ -12,9 +12,9 @@ from faults.acts import ACTS, PROCESSES, Act
 from faults.rows import Cell
 from faults.stage import FULL, QUICK, Scale, Stage, hold, staged
 from faults.witness import WITNESSES, Evidence
-from powerd_analytics.verify import verify_run
-from powerd_client.hostclock import now_ns
-from powerd_client.recover import recover
+from powerd_analytics.run_tables.verification import verify_run
+from powerd_client.host.hostclock import now_ns
+from powerd_client.runs.recover import recover
 
 BRIEF_S = 0.3
 LONGEST_STEP_S = 1.5

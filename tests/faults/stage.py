@@ -19,7 +19,7 @@ from typing import Any
 import zmq
 
 from faults.processes import HERE, MARK, Child, Hang, left_over, running_module, wait_for
-from powerd_client.journal import journal_path
+from powerd_client.journals.journal import journal_path
 from powerd_core.wire import Message, decode, encode
 
 BLOCKS_PER_S, FRAME_BYTES = 50, 256
@@ -210,7 +210,7 @@ class Stage:
         return int(told[-1]["steps"]) if told else 0
 
     def recorders(self) -> list[int]:
-        return running_module(self.token, "powerd_client.recorder")
+        return running_module(self.token, "powerd_client.record.recorder")
 
     def samplers(self) -> list[int]:
         return running_module(self.token, "powerd_daemon.sampler")

@@ -11,7 +11,7 @@ import pytest
 from faults.account import take_account
 from faults.processes import wait_for
 from faults.stage import QUICK, Stage, hold, staged
-from powerd_analytics.verify import verify_run
+from powerd_analytics.run_tables.verification import verify_run
 
 MINUTES = float(os.environ.get("SOAK_MINUTES", "10"))
 BUSY_LOOPS = 10

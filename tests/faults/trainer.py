@@ -12,7 +12,7 @@ import sys
 import time
 
 from powerd_client import Meter
-from powerd_client.hostclock import now_ns
+from powerd_client.host.hostclock import now_ns
 
 STEP_S = 0.01
 REPORT_STEPS = 10

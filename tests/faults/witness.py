@@ -21,7 +21,7 @@ from types import TracebackType
 from faults.processes import Child
 from faults.rows import Cell
 from faults.stage import Stage
-from powerd_client.journal import journal_path, read_events
+from powerd_client.journals.journal import journal_path, read_events
 from powerd_core.wire import Garbage
 
 LOOK_S = 0.02

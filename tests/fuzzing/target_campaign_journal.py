@@ -10,15 +10,15 @@ from functools import cache
 from pathlib import Path
 
 from fuzzing.picker import Picker, expect, spoiled
+from powerd_analytics.campaign_views.all_tables import campaign_tables
+from powerd_analytics.campaign_views.campaign_page import about
+from powerd_analytics.campaign_views.cells import Campaign, measured
+from powerd_analytics.campaign_views.findings import findings
 from powerd_analytics.campaigns.campaign_file import design_of
-from powerd_analytics.campaigns.cells import Campaign, measured
 from powerd_analytics.campaigns.design import Design
-from powerd_analytics.campaigns.findings import findings
 from powerd_analytics.campaigns.journal import NAME, Discard, Journal, read_history
-from powerd_analytics.campaigns.report import about
 from powerd_analytics.campaigns.runner import Blocks, Runner, begin
 from powerd_analytics.campaigns.simulated import Simulated
-from powerd_analytics.campaigns.tables import campaign_tables
 from powerd_core.errors import PowerdError
 
 _FOLDER = Path(tempfile.gettempdir()) / f"fuzz-campaign-journal-{os.getpid()}"

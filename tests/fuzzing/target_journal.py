@@ -21,9 +21,9 @@ from fuzzing.frames import (
     sealed,
 )
 from fuzzing.picker import Picker, expect, spoiled
-from powerd_client.build import build_run
-from powerd_client.journal import journal_path, packed_path
-from powerd_client.verify import verify_file
+from powerd_client.journals.journal import journal_path, packed_path
+from powerd_client.runs.build import build_run
+from powerd_client.runs.verify import verify_file
 from powerd_core import wire
 from powerd_core.errors import RunFileError
 from powerd_core.marks import RECORD

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 
 from fuzzing.picker import Picker, expect, spoiled
-from powerd_analytics.optimise.policy import Job, Outcome, TrainingSettings, Target
+from powerd_analytics.optimise.policy import Job, Outcome, Target, TrainingSettings
 from powerd_analytics.optimise.recurrences import Recurrences, open_recurrences
 from powerd_core.errors import ConfigError
 

@@ -10,7 +10,7 @@ import zmq
 
 from fuzzing.frames import EPOCH, STREAMS, any_frame, description_document, likely_block, likely_gap, message, sealed
 from fuzzing.picker import Picker, expect, spoiled
-from powerd_client.link import BoardLink
+from powerd_client.journals.link import BoardLink
 from powerd_core import wire
 from powerd_core.errors import PowerdError
 from powerd_core.model import Description

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fuzzing.frames import description_document, sealed
-from powerd_client.journal import MarkTail
-from powerd_client.journal_writer import JournalWriter
-from powerd_client.marks import MarkWriter
+from powerd_client.journals.journal import MarkTail
+from powerd_client.journals.journal_writer import JournalWriter
+from powerd_client.journals.marks import MarkWriter
 from powerd_core.errors import WireError
 from powerd_core.serde import read_description
 from powerd_core.text import printable
@@ -99,7 +99,7 @@ def test_a_powerd_that_never_runs_out_of_errors_fills_neither_journal_nor_termin
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     said: list[str] = []
-    monkeypatch.setattr("powerd_client.journal_writer.log.warning", said.append)
+    monkeypatch.setattr("powerd_client.journals.journal_writer.log.warning", said.append)
     log = JournalWriter(tmp_path)
     try:
         for i in range(5000):

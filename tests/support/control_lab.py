@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from powerd_client.control import HelperSocket
+from powerd_client.knobs.control import HelperSocket
 from powerd_core.errors import ControlError
 from support import file_nvml
 from support.steady import wait_for
@@ -92,7 +92,7 @@ class Lab:
 
 HOLDER = """
 import sys, time
-from powerd_client.control import Hold
+from powerd_client.knobs.control import Hold
 hold = Hold(dict(w.split("=") for w in sys.argv[2:]), [sys.argv[1]], name="holder", ttl_s=3).acquire()
 print("held", hold.lease.lease, flush=True)
 time.sleep(100)

@@ -1,4 +1,5 @@
-"""As much of torch as `powerd_client.device_timing` uses: streams, events, and a GPU that runs behind the host.
+"""As much of torch as `powerd_client.journals.device_timing` uses: streams, events, and a GPU that runs behind the
+host.
 
 The device's clock has its own origin and rate. Work is queued on a stream for as long as `work` says; an event on the
 stream is passed when what was queued before it is done.

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from powerd_client import build, journal
-from powerd_client.marks import MarkWriter
-from powerd_client.verify import verify_file
+from powerd_client.journals import journal
+from powerd_client.journals.marks import MarkWriter
+from powerd_client.runs import build
+from powerd_client.runs.verify import verify_file
 from powerd_core.model import ClockExchange
 from powerd_core.serde import to_document
 from powerd_core.wire import Message, encode

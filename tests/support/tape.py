@@ -5,7 +5,7 @@ from __future__ import annotations
 from threading import get_ident
 
 from powerd_client import Meter
-from powerd_client.pairing import MODEL_BY_CLASS, PhaseSpans, pair_marks
+from powerd_client.signals.pairing import MODEL_BY_CLASS, PhaseSpans, pair_marks
 from powerd_core.marks import Mark
 
 

@@ -18,10 +18,10 @@ from typing import Protocol
 from powerd_analytics.campaigns.design import GPUS, KNOBS, Design, Item
 from powerd_analytics.campaigns.journal import Discard, Result
 from powerd_analytics.campaigns.results import result_of, spoiled
-from powerd_analytics.text import is_number_cell
-from powerd_client.log import install_hint
-from powerd_client.ownership import make_folder, open_own
-from powerd_client.recording import CAMPAIGN_ENVIRONMENT
+from powerd_analytics.output.text import is_number_cell
+from powerd_client.host.log import install_hint
+from powerd_client.host.ownership import make_folder, open_own
+from powerd_client.record.recording import CAMPAIGN_ENVIRONMENT
 from powerd_core.errors import ConfigError, ControlError, PeerError, PowerdError, RunFileError
 from powerd_core.lease import KNOB_OF_OPTION, Range, Request
 from powerd_core.text import printable
@@ -240,7 +240,7 @@ def failure(status: int, log: Path) -> Discard:
 
 def knob_ranges(devices: str = "") -> dict[str, Range]:
     """What the control helper says of the knobs, by option. Raises `ControlError` where there is no helper."""
-    from powerd_client.control import connect
+    from powerd_client.knobs.control import connect
 
     wanted = devices.split(",") if devices else None
     try:

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any, Self
 
 from powerd_analytics.campaigns.design import Item
-from powerd_analytics.figures import COLUMNS, RESULT
 from powerd_analytics.frame.figure import Figure, Record, figure_of, number_of, sum_of_figures
+from powerd_analytics.frame.figures import COLUMNS, RESULT
 from powerd_analytics.runs.accuracy import BEST
-from powerd_client.ownership import check_own, led_to, make_folder, open_own
+from powerd_client.host.ownership import check_own, led_to, make_folder, open_own
 from powerd_core.errors import RunFileError
 from powerd_core.text import printable
 from powerd_core.verdict import Verdict

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 from powerd_analytics.campaigns.design import GPUS, KNOBS, Design, Levels
 from powerd_analytics.campaigns.journal import Discard, History, Result
-from powerd_analytics.figures import RESULT, rows_of
 from powerd_analytics.frame.figure import Record
+from powerd_analytics.frame.figures import RESULT, rows_of
+from powerd_analytics.output.text import is_number_cell
 from powerd_analytics.runs.run import Run
-from powerd_analytics.text import is_number_cell
 from powerd_core.errors import AnalysisError, PowerdError
 from powerd_core.lease import State
 from powerd_core.settings import SETTING
 from powerd_core.verdict import Verdict, worst
 
 if TYPE_CHECKING:
-    from powerd_analytics.table import PhaseTable
+    from powerd_analytics.run_tables.table import PhaseTable
 
 CONTRADICTED = "contradicted"
 """Why a run does not count whose phases say something else than its cell."""
@@ -35,11 +35,11 @@ _LOST = (State.YIELDED.value, State.LOST.value)
 def result_of(file: Path, design: Design, asked: Levels) -> Result:
     """What a run took: all groups of its phases, on the devices that count. Its phases are held against the levels that
     were ``asked``. Raises `RunFileError`, and `AnalysisError` for a run without joules."""
-    from powerd_analytics.breakdown import is_part
-    from powerd_analytics.figures import frame_of
+    from powerd_analytics.frame.figures import frame_of
+    from powerd_analytics.run_tables.table import phase_table
     from powerd_analytics.runs.ranks import note_of, other_programs
     from powerd_analytics.runs.run import read_run
-    from powerd_analytics.table import phase_table
+    from powerd_analytics.views.breakdown import is_part
 
     run = read_run(file)
     if not run.is_complete:
@@ -78,10 +78,10 @@ Trained = Sequence[tuple[Mapping[str, Any], int]]
 def trained_of(run: Run) -> Trained:
     """The groups that were trained: evaluations and layers are no work that was asked for. Where some have iterations
     that are called so, or forward passes, those that have none are beside the training."""
+    from powerd_analytics.run_tables.table import ITERATION, group_key, iterations_of
     from powerd_analytics.runs.nesting import EVALUATIONS, FORWARD
     from powerd_analytics.runs.phases import LAYER
-    from powerd_analytics.table import ITERATION, group_key, iterations_of
-    from powerd_client.phase import WHOLE
+    from powerd_client.energies.phase import WHOLE
 
     classes, groups = run.phases.classes, dict[Any, list[int]]()
     for label, kind in enumerate(classes):

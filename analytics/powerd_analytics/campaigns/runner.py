@@ -18,9 +18,9 @@ from typing import Protocol
 from powerd_analytics.campaigns import stopping
 from powerd_analytics.campaigns.design import KNOBS, Cell, Design, Item
 from powerd_analytics.campaigns.executors import FAILED, NO_WORK, OUT_OF_MEMORY, UNMEASURED, Executor, Local
-from powerd_analytics.campaigns.guard import Clock, NvmlThermometer, Thermometer, Wait, RealClock
+from powerd_analytics.campaigns.guard import Clock, NvmlThermometer, RealClock, Thermometer, Wait
 from powerd_analytics.campaigns.journal import Discard, History, Journal, Result
-from powerd_client.ownership import make_folder, set_aside
+from powerd_client.host.ownership import make_folder, set_aside
 from powerd_core.errors import ConfigError, ControlError, RunFileError
 from powerd_core.text import printable
 

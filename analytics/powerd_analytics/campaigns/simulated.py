@@ -18,7 +18,7 @@ from typing import Any
 from powerd_analytics.campaigns.design import GPUS, KNOBS, Design, Item, agrees
 from powerd_analytics.campaigns.executors import OUT_OF_MEMORY
 from powerd_analytics.campaigns.journal import Discard, Result, phase_row, total_row
-from powerd_analytics.figures import RESULT
+from powerd_analytics.frame.figures import RESULT
 from powerd_core.errors import ConfigError
 from powerd_core.gpu_physics import (
     CARDS,

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from cyclopts import App, CycloptsError, Group, Parameter, UnusedCliTokensError
 
-from powerd_analytics.cli.commands import ABOUT, COMMANDS, version
+from powerd_analytics.cli.all_commands import ABOUT, COMMANDS, version
 from powerd_analytics.cli.shared import HelpConsole, put_out
 from powerd_core.errors import ConfigError
 

@@ -16,7 +16,7 @@ from powerd_core.errors import ConfigError, RunFileError
 from powerd_core.text import printable
 
 if TYPE_CHECKING:
-    from powerd_analytics.campaigns.cells import Campaign
+    from powerd_analytics.campaign_views.cells import Campaign
     from powerd_analytics.campaigns.design import Design
     from powerd_analytics.campaigns.executors import Executor
     from powerd_analytics.campaigns.journal import History, Journal
@@ -84,7 +84,7 @@ class Opened:
 
 def opened(file: Path, into: Path | None) -> Opened:
     """Raises `RunFileError` where it has not begun."""
-    from powerd_analytics.campaigns.cells import Campaign
+    from powerd_analytics.campaign_views.cells import Campaign
     from powerd_analytics.campaigns.journal import read_history
     from powerd_analytics.campaigns.results import with_rows
 
@@ -111,7 +111,7 @@ def plan(file: File, *, into: Into = None, on: On = "") -> None:
     """
     from powerd_analytics.campaigns.journal import read_history
     from powerd_analytics.campaigns.runner import Blocks, changed_files, left
-    from powerd_analytics.terminal import print_lines
+    from powerd_analytics.output.terminal import print_lines
     from powerd_core.errors import PowerdError
 
     design, folder = read_design(file), folder_of(file, into)
@@ -152,9 +152,9 @@ def _levels_text(levels: Sequence[object]) -> str:
 
 
 def _cost_text(design: Design, to_do: Left) -> str:
-    from powerd_analytics.metrics import money
-    from powerd_analytics.text import digits
-    from powerd_analytics.text import seconds as seconds_text
+    from powerd_analytics.energy.metrics import money
+    from powerd_analytics.output.text import digits
+    from powerd_analytics.output.text import seconds as seconds_text
 
     if not to_do.runs or to_do.seconds is None or to_do.energy_j is None:
         return ""
@@ -328,7 +328,7 @@ def status(file: File, *, into: Into = None, format: shared.TextOrJson = "text")
     from collections import Counter
     from json import dumps
 
-    from powerd_analytics.campaigns.cells import run_notes
+    from powerd_analytics.campaign_views.cells import run_notes
     from powerd_analytics.campaigns.runner import Blocks, left
 
     c = opened(file, into)
@@ -404,8 +404,8 @@ def table(
 
       joules campaign table caps.toml --table minima -o minima.tex
     """
-    from powerd_analytics.campaigns.tables import campaign_tables
-    from powerd_analytics.export import write_tables
+    from powerd_analytics.campaign_views.all_tables import campaign_tables
+    from powerd_analytics.output.export import write_tables
 
     c = opened(file, into)
     form = "paper" if paper else format or _FORM_OF.get(output.suffix.lower() if output else "", "text")
@@ -432,7 +432,7 @@ def report(
 
     For example: joules campaign report caps.toml
     """
-    from powerd_analytics.campaigns.report import write_report
+    from powerd_analytics.campaign_views.campaign_page import write_report
 
     c = opened(file, into)
     out = output or c.folder / "report.html"
@@ -472,7 +472,7 @@ def plot(
 
       joules campaign plot rtx.toml --kind normalised --beside v100.toml
     """
-    from powerd_analytics.campaigns.report import pictures
+    from powerd_analytics.campaign_views.campaign_page import pictures
     from powerd_analytics.plots import save
 
     c = opened(file, into)
@@ -531,14 +531,14 @@ def caps(
 
       joules campaign caps --adaptive --metric edp -- python train.py --epochs 1
     """
+    from powerd_analytics.campaign_views.all_tables import campaign_tables
+    from powerd_analytics.campaign_views.cells import Campaign, is_single
     from powerd_analytics.campaigns.caps import Rounds, caps_design, levels_of, promise_text, train_command
-    from powerd_analytics.campaigns.cells import Campaign, is_single
     from powerd_analytics.campaigns.design import Simulation
     from powerd_analytics.campaigns.executors import knob_ranges
     from powerd_analytics.campaigns.journal import Journal
     from powerd_analytics.campaigns.runner import Blocks, begin
     from powerd_analytics.campaigns.simulated import Simulated
-    from powerd_analytics.campaigns.tables import campaign_tables
     from powerd_analytics.frame.merits import OF_A_SWEEP, merit_of
     from powerd_core.gpu_physics import CARDS
 

@@ -11,15 +11,15 @@ import numpy as np
 
 from powerd_analytics.energy.devices import Part
 from powerd_analytics.energy.reasons import sensor
-from powerd_analytics.results import joules_text, run_totals
+from powerd_analytics.output.text import digits, seconds, with_u95
+from powerd_analytics.run_tables.closing_lines import joules_text, run_totals
+from powerd_analytics.run_tables.table import RunRow, line_of_run
 from powerd_analytics.runs.ranks import describe_ranks, notes_of_run
 from powerd_analytics.runs.run import Progress, Run, RunDevice, no_progress
-from powerd_analytics.settings import settings_of
-from powerd_analytics.signals import good_readings_of, load_together
-from powerd_analytics.table import RunRow, line_of_run
-from powerd_analytics.text import digits, seconds, with_u95
-from powerd_client.hostclock import read_anchor
-from powerd_client.signal import Signal
+from powerd_analytics.runs.settings import settings_of
+from powerd_analytics.runs.signals import good_readings_of, load_together
+from powerd_client.host.hostclock import read_anchor
+from powerd_client.signals.signal import Signal
 from powerd_core.model import QuantityConversion
 from powerd_core.text import printable
 

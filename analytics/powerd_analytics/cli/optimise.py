@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 from cyclopts import App, Parameter
 
 from powerd_analytics.cli import shared
-from powerd_analytics.terminal import LateProgress
+from powerd_analytics.output.terminal import LateProgress
 from powerd_core.errors import ConfigError
 from powerd_core.text import printable
 
 if TYPE_CHECKING:
-    from powerd_analytics.optimise.live import Command
     from powerd_analytics.optimise.policy import Trial
     from powerd_analytics.optimise.recurrences import Recurrences
     from powerd_analytics.optimise.simulate import SimulatedHistory
     from powerd_analytics.optimise.traces import JobTrace
+    from powerd_analytics.optimise.watched_training import Command
 
 Traces = Annotated[
     Path,
@@ -91,10 +91,10 @@ def simulate(
 
       joules optimise simulate --traces runs.csv --drift jump --seed 1 --seed 2
     """
-    from powerd_analytics.export import to_json_text
     from powerd_analytics.optimise import advice
     from powerd_analytics.optimise.policy import find_policy
     from powerd_analytics.optimise.simulate import simulate as simulated
+    from powerd_analytics.output.export import to_json_text
 
     find_policy(policy)
     if concurrency < 1 or (recurrences is not None and recurrences < 1):
@@ -151,8 +151,8 @@ def suggest(
 
       joules optimise suggest --traces runs.csv --plot front.png --kind front
     """
-    from powerd_analytics.export import to_json_text
     from powerd_analytics.optimise import advice
+    from powerd_analytics.output.export import to_json_text
 
     shared.refuse_existing(output, overwrite)
     if plot is not None:
@@ -222,8 +222,8 @@ def run(
       joules optimise run --batch-sizes 64,32 --power-caps 150,200 --target 0.9 \\
         --metric top1 -- python train.py --batch {batch_size}
     """
-    from powerd_analytics.optimise import live
-    from powerd_analytics.optimise.policy import Job, TrainingSettings, Target
+    from powerd_analytics.optimise import watched_training as live
+    from powerd_analytics.optimise.policy import Job, Target, TrainingSettings
     from powerd_analytics.optimise.recurrences import Recurrences
 
     if not any("{batch_size}" in word for word in command):
@@ -270,9 +270,9 @@ def _numbers(option: str, text: str, kind: type[N]) -> list[N]:
 
 def _carry_out(known: Recurrences, trial: Trial, command: Command, folder: Path) -> bool:
     """Record one training and learn from it, whatever becomes of it; whether it reached the target."""
-    from powerd_analytics.optimise import live
+    from powerd_analytics.optimise import watched_training as live
     from powerd_analytics.optimise.policy import Observation, Outcome
-    from powerd_client.journal import free_name
+    from powerd_client.journals.journal import free_name
 
     batch_size, out = trial.settings.batch_size, free_name(folder / f"{known.job.name}-{trial.number + 1}.h5")
     outcome, rest = Outcome("lost", 0, 0.0, 0.0, trial.settings), list[Observation]()
@@ -319,9 +319,9 @@ def replay(
 
       joules optimise replay --state optimise.sqlite --job squad
     """
-    from powerd_analytics.export import to_json_text
     from powerd_analytics.optimise import advice
     from powerd_analytics.optimise.recurrences import open_recurrences
+    from powerd_analytics.output.export import to_json_text
 
     shared.refuse_existing(output, overwrite)
     known = open_recurrences(state, job)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from powerd_analytics.cli import shared
-from powerd_analytics.terminal import LateProgress
+from powerd_analytics.output.terminal import LateProgress
 from powerd_core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -86,8 +86,8 @@ def _figure(
     ks: tuple[float, ...], progress: LateProgress, *, is_table: bool,
 ) -> Figure:  # fmt: skip
     from powerd_analytics import plots
-    from powerd_analytics.published import read_table
-    from powerd_analytics.trainings import read_runs
+    from powerd_analytics.frame.published import read_table
+    from powerd_analytics.frame.trainings import read_runs
 
     path, name = runs[0], runs[0].name if len(runs) == 1 else f"{len(runs)} files"
     if kind in OF_CONFIGURATIONS:
@@ -167,7 +167,7 @@ def trace(
 
       joules trace run.h5 -o power.json
     """
-    from powerd_analytics.trace import write_trace
+    from powerd_analytics.run_tables.trace import write_trace
 
     if not output.name.endswith((".json", ".json.gz")):
         raise ConfigError(f"{output}: a trace is written as .json or .json.gz")

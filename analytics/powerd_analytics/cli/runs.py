@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from powerd_analytics.cli import shared
-from powerd_analytics.terminal import LateProgress, print_lines
+from powerd_analytics.output.terminal import LateProgress, print_lines
 from powerd_core.errors import ConfigError, RunFileError
 from powerd_core.keys import control_url
 from powerd_core.text import printable
@@ -48,8 +48,8 @@ def record(
 
       joules record --power-cap 150,200,max -o caps.h5 -- python train.py
     """
-    from powerd_client.control import Sweep
-    from powerd_client.recording import record_command
+    from powerd_client.knobs.control import Sweep
+    from powerd_client.record.recording import record_command
 
     if not command:
         raise ConfigError("nothing to record: give the command after --, as in `joules record -- python train.py`")
@@ -128,7 +128,7 @@ def import_(
 
       joules import nvidia-smi.csv --column "power.draw [W]" --device gpu -o run.h5
     """
-    from powerd_client.csv_import import SCALES, Columns, SensorCard, import_csv, zone_of
+    from powerd_client.record.csv_import import SCALES, Columns, SensorCard, import_csv, zone_of
     from powerd_core.model import Accuracy, Provenance
 
     figures = (u_gain, u_offset_w, step_w, window_ms, response_ms, clock_ms)
@@ -201,7 +201,7 @@ def clock(
 
     For example: joules clock run.h5 --plot clock.png
     """
-    from powerd_analytics import clock_report
+    from powerd_analytics.runs import clock_report
 
     if (marker is None) != (phase is None):
         raise ConfigError("--marker LINE and --phase NAME go together: the line's edges are compared with the phase's")
@@ -246,7 +246,7 @@ def top(
 
       joules top tcp://board:7360 --run run.h5
     """
-    from powerd_analytics.top import top as show
+    from powerd_analytics.run_tables.top import top as show
 
     urls = [text if text.endswith(".h5") else control_url(text) for text in url]  # a run file has an answer of its own
     show(urls, run, keys=keys, once=once, as_json=format == "json")
@@ -260,7 +260,7 @@ def verify(*runs: Annotated[Path, Parameter(help="Run files.")], format: shared.
 
     For example: joules verify run.h5
     """
-    from powerd_analytics.verify import verify_run
+    from powerd_analytics.run_tables.verification import verify_run
 
     if not runs:
         raise RunFileError("nothing to verify: give the names of run files")
@@ -300,8 +300,8 @@ def recover(
 
     For example: joules recover run.h5 -o saved.h5
     """
-    from powerd_analytics.verify import verify_run
-    from powerd_client.recover import recover as save
+    from powerd_analytics.run_tables.verification import verify_run
+    from powerd_client.runs.recover import recover as save
 
     with LateProgress() as progress:
         report = save(run, output, overwrite=overwrite, url=url, keys=keys, progress=progress)
@@ -334,8 +334,8 @@ def tidy(
 
     For example: joules tidy runs --yes
     """
-    from powerd_client.ownership import delete_partial
-    from powerd_client.recover import discard, kept_journals, left_partials, size_of
+    from powerd_client.host.ownership import delete_partial
+    from powerd_client.runs.recover import discard, kept_journals, left_partials, size_of
 
     documents = []
     for partial in left_partials(paths or (Path(),)):
@@ -362,9 +362,9 @@ def tidy(
 
 
 def _why_needed(journal: Path, progress: LateProgress) -> str | None:
-    from powerd_analytics.verify import verify_run
-    from powerd_client.journal import run_of
-    from powerd_client.recover import needed_for
+    from powerd_analytics.run_tables.verification import verify_run
+    from powerd_client.journals.journal import run_of
+    from powerd_client.runs.recover import needed_for
 
     try:
         for reason in needed_for(journal):

@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, Annotated, Literal, TextIO, TypeVar, cast
 from cyclopts import Parameter
 from rich.console import Console
 
-from powerd_analytics.terminal import LateProgress
+from powerd_analytics.output.terminal import LateProgress
 from powerd_core.errors import AnalysisError, RunFileError
 from powerd_core.text import printable
 
 if TYPE_CHECKING:
-    from powerd_analytics.costs import Factors
-    from powerd_analytics.export import Table
+    from powerd_analytics.frame.costs import Factors
+    from powerd_analytics.frame.trainings import Length
+    from powerd_analytics.output.export import Table
+    from powerd_analytics.run_tables.table import PhaseTable
     from powerd_analytics.runs.run import Run
-    from powerd_analytics.table import PhaseTable
-    from powerd_analytics.trainings import Length
 
 _HDF5 = b"\x89HDF\r\n\x1a\n"
 _NEAR_ENDS = 1 << 16
@@ -63,7 +63,7 @@ class WholeTraining:
     dataset_size: Annotated[float | None, Parameter(help="Samples of one epoch.")] = None
 
     def length(self) -> Length:
-        from powerd_analytics.trainings import Length
+        from powerd_analytics.frame.trainings import Length
 
         return Length(self.iterations, self.epochs, self.dataset_size)
 
@@ -80,7 +80,7 @@ class Costs:
     currency: Currency = None
 
     def factors(self) -> Factors:
-        from powerd_analytics.costs import Factors
+        from powerd_analytics.frame.costs import Factors
 
         return Factors(
             self.co2_g_per_kwh, self.u_co2_g_per_kwh, self.price_per_kwh, self.u_price_per_kwh, self.currency
@@ -101,8 +101,8 @@ def refuse_existing(path: Path | None, overwrite: bool, inputs: Sequence[Path] =
     """
     if path is None:
         return
-    from powerd_client.journal import check_replaceable
-    from powerd_client.ownership import led_to
+    from powerd_client.host.ownership import led_to
+    from powerd_client.journals.journal import check_replaceable
 
     try:
         check_replaceable(path)
@@ -127,7 +127,7 @@ def refuse_by_hand(path: Path, overwrite: bool) -> None:
 
 def is_made_by_us(path: Path) -> bool:
     """Whether a page or picture says that powerd made it."""
-    from powerd_analytics.text import MADE_BY
+    from powerd_analytics.output.text import MADE_BY
 
     with contextlib.suppress(OSError), path.open("rb") as file:
         begin = file.read(_NEAR_ENDS)
@@ -155,8 +155,8 @@ def _check_no_run(path: Path) -> None:
 def write(path: Path, make: Callable[[Path], T], overwrite: bool) -> T:
     """Make a file under another name and move it into place when it is whole. Returns what ``make`` does; raises
     `RunFileError`."""
-    from powerd_analytics.export import whole_file
-    from powerd_client.journal import check_replaceable
+    from powerd_analytics.output.export import whole_file
+    from powerd_client.journals.journal import check_replaceable
 
     check_replaceable(path)
     _check_no_run(path)
@@ -187,7 +187,7 @@ class Styled(str):
 def put_out(text: str, output: Path | None, overwrite: bool) -> None:
     """Write a text to its file, or to standard output where no file is named and somebody listens."""
     if output is not None:
-        from powerd_client.ownership import write_new
+        from powerd_client.host.ownership import write_new
 
         write(output, lambda partial: write_new(partial, text, 0o666), overwrite)
     elif sys.stdout is not None:
@@ -246,7 +246,7 @@ class HelpConsole(Console):
 
 def tables_text(tables: Sequence[Table], format: str, output: Path | None, width: int = 200) -> str:
     """Tables in a format of text; CSV and JSON hold the first. ``width``: characters a line without a terminal."""
-    from powerd_analytics import export
+    from powerd_analytics.output import export
 
     formats: dict[str, Callable[[], str]] = {
         "text": lambda: printed(lambda console: export.print_tables(tables, console), output, width),
@@ -274,7 +274,7 @@ def open_run(path: Path, calibration: Path | None, progress: LateProgress, *, is
         run, lines = recalibrate(run, calibration)
         sys.stderr.write(f"joules: computed again with {calibration}: {', '.join(lines)}\n")
     if is_checked:
-        from powerd_analytics.table import groups_of
+        from powerd_analytics.run_tables.table import groups_of
 
         groups_of(run)
         p = run.phases
@@ -294,9 +294,9 @@ def table_of(
 
     Raises `AnalysisError` for a run that no table can be made of.
     """
+    from powerd_analytics.run_tables.table import check_table, phase_table
     from powerd_analytics.runs.phases import crowded_classes
-    from powerd_analytics.table import check_table, phase_table
-    from powerd_client.phase import WATCH
+    from powerd_client.energies.phase import WATCH
 
     run = open_run(path, calibration, progress, is_checked=True)
     warn([f"{path}: {text}" for text in (*run.dropped, *crowded_classes(run.phases.classes))])

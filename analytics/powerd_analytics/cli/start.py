@@ -49,7 +49,7 @@ def main(arguments: list[str] | None = None) -> None:
         package = (error.name or "").partition(".")[0]
         if package not in _PART_OF:
             raise
-        from powerd_client.log import install_hint
+        from powerd_client.host.log import install_hint
 
         part = _PART_OF[package]
         part = "analytics" if part == "client" and command not in _OF_CLIENT else part
@@ -71,7 +71,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _run(command: str, arguments: list[str]) -> int:
     """The exit status. Raises what the commands do."""
-    from powerd_analytics.cli.commands import overview, version
+    from powerd_analytics.cli.all_commands import overview, version
 
     if arguments in ([], ["--help"], ["-h"]):
         print(overview())
@@ -80,7 +80,7 @@ def _run(command: str, arguments: list[str]) -> int:
         print(version())
         return 0
     if command != "record":  # whose command is the user's, and has the user's threads
-        from powerd_client.journal import ONE_THREAD
+        from powerd_client.journals.journal import ONE_THREAD
 
         os.environ.update({name: os.environ.get(name, one) for name, one in ONE_THREAD.items()})
     from powerd_analytics.cli.app import run

@@ -1,6 +1,6 @@
 """`joules tables`, `compare`, `uncertainty`, `index`, `query`, `operations`, `layers`, `totals` and `pick`: all tables.
 
-Their columns, with units, stand in `powerd_analytics.figures`.
+Their columns, with units, stand in `powerd_analytics.frame.figures`.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from powerd_analytics.cli import shared
-from powerd_analytics.terminal import LateProgress
+from powerd_analytics.output.terminal import LateProgress
 from powerd_core.errors import AnalysisError, ConfigError
 from powerd_core.text import printable
 
 if TYPE_CHECKING:
-    from powerd_analytics.export import Table
-    from powerd_analytics.layers import CountOf
-    from powerd_analytics.layouts import TableChoice
+    from powerd_analytics.output.export import Table
+    from powerd_analytics.run_tables.layers import CountOf
+    from powerd_analytics.views.layouts import TableChoice
 
 TableFormat = Literal["text", "csv", "json", "markdown", "latex", "parquet"]
 Form = TableFormat | Literal["paper"]
@@ -100,12 +100,12 @@ class Asked:
 
     def choice(self) -> TableChoice:
         """What to make of the frame of the runs. Raises `ConfigError`."""
-        from powerd_analytics.accuracy import parse_weights
-        from powerd_analytics.cards import Cards
-        from powerd_analytics.layouts import TableChoice, pair_of
-        from powerd_analytics.pivots import PivotRequest
-        from powerd_analytics.published import parse_mixes
+        from powerd_analytics.frame.accuracy_target import parse_weights
+        from powerd_analytics.frame.published import parse_mixes
         from powerd_analytics.runs.accuracy import ResultTarget
+        from powerd_analytics.views.cards import Cards
+        from powerd_analytics.views.layouts import TableChoice, pair_of
+        from powerd_analytics.views.pivots import PivotRequest
 
         return TableChoice(
             names=tuple(self.table or ()),
@@ -184,15 +184,15 @@ def _print_run(path: Path, printing: Printing, *, overwrite: bool) -> None:
             path, printing.device, printing.calibration, progress, above_idle=printing.above_idle
         )
     if format == "text" and not printing.wide:
-        from powerd_analytics.terminal_table import print_tree
+        from powerd_analytics.run_tables.terminal_table import print_tree
 
         name, is_chosen, notes = path.name, printing.device is not None, printing.notes
         text = shared.printed(
             lambda console: print_tree(of_run, console, name, is_chosen=is_chosen, all_notes=notes), output, 80
         )
     else:
-        from powerd_analytics.figures import frame_of
-        from powerd_analytics.layouts import records_table, run_tables
+        from powerd_analytics.frame.figures import frame_of
+        from powerd_analytics.views.layouts import records_table, run_tables
 
         frame = frame_of(run, of_run)
         of_frame = [records_table(frame)] if format in _FOR_PROGRAMS else run_tables(frame)
@@ -202,9 +202,9 @@ def _print_run(path: Path, printing: Printing, *, overwrite: bool) -> None:
 
 def _print_runs(runs: Sequence[Path], printing: Printing, asked: Asked, *, overwrite: bool) -> None:
     """The tables of several runs, as papers print them."""
-    from powerd_analytics.export import write_parquet, write_tables
-    from powerd_analytics.layouts import chosen_tables
-    from powerd_analytics.trainings import read_runs
+    from powerd_analytics.frame.trainings import read_runs
+    from powerd_analytics.output.export import write_parquet, write_tables
+    from powerd_analytics.views.layouts import chosen_tables
 
     alone = {"--above-idle": printing.above_idle, "--wide": printing.wide, "--notes": printing.notes}
     for name, is_given in alone.items():
@@ -249,8 +249,8 @@ def _refuse_combinations(choice: TableChoice, form: Form, output: Path | None, *
 
 def _print_iterations(runs: Sequence[Path], printing: Printing, asked: Asked, *, overwrite: bool) -> None:
     """Every iteration of one run, for programs."""
-    from powerd_analytics.export import write_rows
-    from powerd_analytics.iterations import COLUMNS, iteration_rows
+    from powerd_analytics.output.export import write_rows
+    from powerd_analytics.run_tables.iterations import COLUMNS, iteration_rows
 
     _refuse(
         "--table iterations takes one run file, and of the options --device, --calibration, --format and --output",
@@ -310,8 +310,8 @@ def compare(
 
       joules compare runs/sgd runs/adam --ignore batch_size
     """
-    from powerd_analytics import compare as comparing
-    from powerd_analytics.index import run_files
+    from powerd_analytics.frame.index import run_files
+    from powerd_analytics.views import compare as comparing
 
     sides = (a, b, *others)
     if len(sides) > len(comparing.LETTERS):
@@ -353,7 +353,7 @@ def uncertainty(
 
       joules uncertainty run.h5 --phase forward
     """
-    from powerd_analytics import uncertainty_table
+    from powerd_analytics.run_tables import uncertainty_table
     from powerd_analytics.runs.ranks import notes_of_run
 
     shared.refuse_existing(output, overwrite)
@@ -402,7 +402,7 @@ def index(
 
       joules index /data/runs --scheduler tcp://head:8786
     """
-    from powerd_analytics.index import index_runs
+    from powerd_analytics.frame.index import index_runs
 
     shared.refuse_existing(output, overwrite=True)  # what is there is brought up to date
     with LateProgress() as progress:
@@ -440,8 +440,8 @@ def query(
 
       joules query runs "pivot phases on phase using avg(j_per_batch) group by device_name" --format markdown
     """
-    from powerd_analytics.export import Column, make_table
-    from powerd_analytics.index import query as ask
+    from powerd_analytics.frame.index import query as ask
+    from powerd_analytics.output.export import Column, make_table
 
     shared.refuse_existing(output, overwrite, [index])
     with LateProgress() as progress:
@@ -488,9 +488,9 @@ def operations(
 
       joules operations train.py:make_model --input 3x224x224 --batch 256 --format json -o operations.json
     """
-    from powerd_analytics.export import to_json_text
     from powerd_analytics.operations.counts import operation_table, to_document
-    from powerd_analytics.operations.model import count_named
+    from powerd_analytics.operations.torch_model import count_named
+    from powerd_analytics.output.export import to_json_text
 
     shared.refuse_existing(output, overwrite)
     count = count_named(model, input, batch, backward=not forward_only)
@@ -527,13 +527,13 @@ def layers(
 
       joules layers run.h5 --operations resnet50 --plot roofline.png
     """
-    from powerd_analytics.export import to_json_text
-    from powerd_analytics.layers import described_layers, layer_energies, layer_table
     from powerd_analytics.operations.counts import CONVENTIONS, read_count
-    from powerd_analytics.operations.model import count_named
+    from powerd_analytics.operations.torch_model import count_named
+    from powerd_analytics.output.export import to_json_text
+    from powerd_analytics.run_tables.layers import described_layers, layer_energies, layer_table
+    from powerd_analytics.run_tables.table import phase_table
     from powerd_analytics.runs.ranks import notes_of_run
     from powerd_analytics.runs.run import read_run
-    from powerd_analytics.table import phase_table
 
     if plot is not None:
         if operations is None:
@@ -606,7 +606,7 @@ def totals(
 
       joules totals time.csv energy.csv --operations operations.csv --mix pascal=2,maxwell=2 -o totals.csv
     """
-    from powerd_analytics.published import csv_text, parse_mixes, read_operations, read_phases, training_totals
+    from powerd_analytics.frame.published import csv_text, parse_mixes, read_operations, read_phases, training_totals
 
     if not phases:
         raise ConfigError("nothing to sum: give a table of phases")
@@ -673,11 +673,11 @@ def pick(
 
       joules pick totals.csv --reference gpus=1 --metric money --price-per-kwh 0.30 --currency EUR
     """
-    from powerd_analytics.choice import Request, choose, parse_metrics, parse_reference, pick_table, picked_rows
-    from powerd_analytics.costs import Factors
-    from powerd_analytics.figures import parse_condition
-    from powerd_analytics.published import csv_text, read_table
-    from powerd_analytics.text import digits
+    from powerd_analytics.frame.costs import Factors
+    from powerd_analytics.frame.figures import parse_condition
+    from powerd_analytics.frame.published import csv_text, read_table
+    from powerd_analytics.output.text import digits
+    from powerd_analytics.views.choice import Request, choose, parse_metrics, parse_reference, pick_table, picked_rows
 
     _refuse(f"--eta {eta:g}: must lie between 0 and 1", not 0 <= eta <= 1)
     if max_power is not None and not (math.isfinite(max_power) and max_power > 0):

@@ -19,7 +19,7 @@ from powerd_analytics.energy.model import Posterior, most_lag_ns
 from powerd_analytics.energy.response import place_limit_ns, rounding_u
 from powerd_analytics.energy.uncertainty import NORMAL, one_rectangle
 from powerd_analytics.runs.phases import pieces
-from powerd_client.signal import Signal
+from powerd_client.signals.signal import Signal
 from powerd_core.model import CounterConversion, ShuntConversion
 
 Values = NDArray[np.float64]

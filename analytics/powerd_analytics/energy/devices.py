@@ -20,8 +20,8 @@ from powerd_analytics.energy.uncertainty import MEAN_COLUMNS, Estimate, factor, 
 from powerd_analytics.runs.phases import Phases, moments_of, pieces
 from powerd_analytics.runs.ranks import ranks_of
 from powerd_analytics.runs.run import Progress, Run, no_progress
-from powerd_analytics.signals import IN_MEMORY, SLICE, load_signal, load_together, plain_j
-from powerd_client.signal import Signal
+from powerd_analytics.runs.signals import IN_MEMORY, SLICE, load_signal, load_together, plain_j
+from powerd_client.signals.signal import Signal
 from powerd_core.errors import AnalysisError
 from powerd_core.model import CounterConversion, ScaledConversion
 
@@ -166,7 +166,7 @@ def load_parts(
     in_memory: float | None = None,
     slice_size: int = SLICE,
 ) -> tuple[Part, ...]:
-    """The parts of one device or of all, `powerd_analytics.signals.load_together`."""
+    """The parts of one device or of all, `powerd_analytics.runs.signals.load_together`."""
     devices = [run.device(device)] if device is not None else list(run.devices.values())
     names = [name for d in devices for name in d.feeds]
     signals = iter(load_together(run, names, progress, in_memory=in_memory, slice_size=slice_size))

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from powerd_analytics.energy.model import COMES_S, LineModel, Residual, most_lag_ns
 from powerd_analytics.energy.states import StateCells, States
-from powerd_analytics.signals import cores_of
-from powerd_client.integral import energy_upto_j
-from powerd_client.signal import Signal
+from powerd_analytics.runs.signals import cores_of
+from powerd_client.signals.integral import energy_upto_j
+from powerd_client.signals.signal import Signal
 
 Ints = NDArray[np.int64]
 Values = NDArray[np.float64]

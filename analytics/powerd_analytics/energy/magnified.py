@@ -32,11 +32,11 @@ from powerd_analytics.energy.devices import (
     part_phase_energies,
 )
 from powerd_analytics.energy.uncertainty import NORMAL
+from powerd_analytics.output.text import joined, seconds
 from powerd_analytics.runs.phases import Phases, merged, without
 from powerd_analytics.runs.ranks import ranks_of
 from powerd_analytics.runs.run import Run
-from powerd_analytics.text import joined, seconds
-from powerd_client.phase import HEAD_START, MAGNIFIED
+from powerd_client.energies.phase import HEAD_START, MAGNIFIED
 from powerd_core.model import QuantityConversion
 
 Ints = NDArray[np.int64]

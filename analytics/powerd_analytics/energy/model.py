@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from powerd_analytics.energy.response import Response
 from powerd_analytics.energy.states import StateCells, States
 from powerd_analytics.runs.phases import pieces
-from powerd_client.signal import LATE_FACTOR, Signal
+from powerd_client.signals.signal import LATE_FACTOR, Signal
 from powerd_core.errors import AnalysisError
 
 Ints = NDArray[np.int64]

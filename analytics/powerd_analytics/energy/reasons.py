@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from powerd_analytics.output.text import seconds
 from powerd_analytics.runs.phases import moments_of, pieces
-from powerd_analytics.signals import parts_between
-from powerd_analytics.text import seconds
-from powerd_client.signal import Signal
+from powerd_analytics.runs.signals import parts_between
+from powerd_client.signals.signal import Signal
 from powerd_core.model import Fault, faults_text
 
 if TYPE_CHECKING:
@@ -44,7 +44,11 @@ def usable(columns: SensedIntervals) -> NDArray[np.bool_]:
 
 
 def not_resolvable(
-    part: Part, columns: SensedIntervals, which: NDArray[np.bool_], begin_ns: NDArray[np.int64], end_ns: NDArray[np.int64]
+    part: Part,
+    columns: SensedIntervals,
+    which: NDArray[np.bool_],
+    begin_ns: NDArray[np.int64],
+    end_ns: NDArray[np.int64],
 ) -> str:
     """Why the phases ``which`` of a kind, among those that begin and end so, have no energy."""
     missing, duration = columns.missing_s[which], columns.duration_s[which]

@@ -30,8 +30,8 @@ from powerd_analytics.energy.model import (
 )
 from powerd_analytics.energy.response import Response, place_limit_ns
 from powerd_analytics.energy.states import StateCells, States
-from powerd_analytics.signals import parts_between
-from powerd_client.signal import Signal
+from powerd_analytics.runs.signals import parts_between
+from powerd_client.signals.signal import Signal
 
 Values = NDArray[np.float64]
 Ints = NDArray[np.int64]

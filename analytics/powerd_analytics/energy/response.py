@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from powerd_analytics.energy.states import StateCells
-from powerd_client.signal import Signal
+from powerd_client.signals.signal import Signal
 from powerd_core.model import ShuntConversion
 
 Ints = NDArray[np.int64]

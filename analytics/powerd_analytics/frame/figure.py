@@ -9,7 +9,7 @@ from math import hypot, inf, sqrt
 import numpy as np
 
 from powerd_analytics.energy.uncertainty import expanded, one_rectangle
-from powerd_analytics.text import Cell, is_number_cell
+from powerd_analytics.output.text import Cell, is_number_cell
 from powerd_core.errors import AnalysisError
 
 Record = dict[str, Cell]

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from powerd_analytics import metrics
-from powerd_analytics.text import parsed
+from powerd_analytics.energy import metrics
+from powerd_analytics.output.text import parsed
 from powerd_core.errors import AnalysisError
 from powerd_core.text import printable
 

@@ -11,8 +11,8 @@ from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import Any
 
-from powerd_analytics.export import Column, Table, make_table
-from powerd_analytics.text import Cell
+from powerd_analytics.output.export import Column, Table, make_table
+from powerd_analytics.output.text import Cell
 from powerd_core import serde
 from powerd_core.errors import ConfigError
 

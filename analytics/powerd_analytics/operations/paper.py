@@ -1,4 +1,4 @@
-"""Counts of the layers of one batch by the equations of Castro et al. (`powerd_client.layer_operations`)."""
+"""Counts of the layers of one batch by the equations of Castro et al. (`powerd_client.training.layer_operations`)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from powerd_analytics.operations.counts import LayerCount
-from powerd_client.layer_operations import operations_of, weights_of
+from powerd_client.training.layer_operations import operations_of, weights_of
 
 if TYPE_CHECKING:
     import torch

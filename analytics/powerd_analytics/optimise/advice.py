@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any
 
-from powerd_analytics.export import Column, Table, make_table
+from powerd_analytics.energy.metrics import pareto_front
 from powerd_analytics.frame.best import best_of_means
 from powerd_analytics.frame.figure import Figure
-from powerd_analytics.metrics import pareto_front
 from powerd_analytics.optimise.policy import Outcome, TrainingSettings, Trial
 from powerd_analytics.optimise.recurrences import DecisionStep
 from powerd_analytics.optimise.simulate import LAST, SimulatedHistory, oracle, potential_savings
 from powerd_analytics.optimise.traces import NEVER, JobTrace
-from powerd_analytics.text import Cell, digits, first_of
+from powerd_analytics.output.export import Column, Table, make_table
+from powerd_analytics.output.text import Cell, digits, first_of
 
 SLOWER_PCT = (0, 5, 10, 20)
 """Of the time with the default settings, what one may be slower."""

@@ -38,8 +38,8 @@ from powerd_analytics.optimise.policy import (
     Observation,
     Outcome,
     RememberingPolicy,
-    TrainingSettings,
     Stop,
+    TrainingSettings,
     Trial,
 )
 from powerd_analytics.optimise.profiles import Profile, add_to_profile, profile_at

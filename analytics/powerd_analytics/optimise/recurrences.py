@@ -26,14 +26,14 @@ from powerd_analytics.optimise.policy import (
     Observation,
     Outcome,
     Policy,
-    TrainingSettings,
     Stop,
+    TrainingSettings,
     Trial,
     find_policy,
 )
-from powerd_client.hostclock import started
-from powerd_client.log import tell
-from powerd_client.ownership import check_own, open_own
+from powerd_client.host.hostclock import started
+from powerd_client.host.log import tell
+from powerd_client.host.ownership import check_own, open_own
 from powerd_core.errors import ConfigError, RunFileError
 from powerd_core.serde import from_document, to_document
 from powerd_core.text import printable

@@ -175,7 +175,9 @@ def simulate(
         recurrence = trial.recurrence
         tries[recurrence] += 1
         if outcome.epochs > 0:
-            runs.append(SimulatedTraining(recurrence, outcome.settings, outcome.energy_j, outcome.time_s, outcome.is_reached))
+            runs.append(
+                SimulatedTraining(recurrence, outcome.settings, outcome.energy_j, outcome.time_s, outcome.is_reached)
+            )
         if not outcome.is_reached and tries[recurrence] < MOST_TRIES:
             start(recurrence, now_s)
             continue

@@ -28,10 +28,10 @@ from powerd_analytics.optimise.policy import (
     Job,
     Observation,
     Outcome,
-    TrainingSettings,
     Stop,
     Target,
     Training,
+    TrainingSettings,
     Trial,
 )
 from powerd_core.errors import AnalysisError

@@ -26,8 +26,8 @@ from powerd_analytics.optimise.policy import (
     Observation,
     Outcome,
     RememberingPolicy,
-    TrainingSettings,
     Stop,
+    TrainingSettings,
     Trial,
 )
 from powerd_analytics.optimise.profiles import Profile, ProfiledCap, add_to_profile, profile_at
@@ -132,7 +132,9 @@ class ZeusPolicy(RememberingPolicy[_Memory]):
         batch_size = self._choose(pending)
         profile = profile_at(self.memory.profiles, batch_size)
         if profile is None:
-            return self.next_trial(recurrence, TrainingSettings(batch_size, self.job.max_power_w), self.job.power_caps_w)
+            return self.next_trial(
+                recurrence, TrainingSettings(batch_size, self.job.max_power_w), self.job.power_caps_w
+            )
         return self.next_trial(recurrence, TrainingSettings(batch_size, self._best_cap(profile).power_cap_w))
 
     def observe(self, trial: Trial, observation: Observation) -> Decision:

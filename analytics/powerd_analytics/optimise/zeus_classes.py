@@ -22,8 +22,8 @@ from powerd_analytics.optimise.policy import (
     Observation,
     Outcome,
     Policy,
-    TrainingSettings,
     Stop,
+    TrainingSettings,
     Trial,
 )
 from powerd_core.errors import ConfigError
@@ -98,7 +98,11 @@ class _ShownBatchSizes:
         epochs = max(round(cost / each.energy_j), 1)
         spent = shown.epoch(cost)
         ending = Outcome(
-            "reached" if converged else "stopped", epochs, spent.energy_j, spent.time_s, TrainingSettings(batch_size, cap_w)
+            "reached" if converged else "stopped",
+            epochs,
+            spent.energy_j,
+            spent.time_s,
+            TrainingSettings(batch_size, cap_w),
         )
         shown.policy.end(shown.trial, ending)
         shown.recurrence += bool(converged)

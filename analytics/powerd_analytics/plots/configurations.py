@@ -15,9 +15,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from powerd_analytics.breakdown import is_part, of_configurations, of_trainings, parts_of_machines
-from powerd_analytics.colours import PALETTE, phase_colour
-from powerd_analytics.figures import (
+from powerd_analytics.energy.metrics import edp_js, eds, pareto_front
+from powerd_analytics.frame.figure import Record, figure_of, number_of
+from powerd_analytics.frame.figures import (
     ATTRIBUTE,
     Condition,
     Frame,
@@ -29,9 +29,12 @@ from powerd_analytics.figures import (
     rows_of,
     together,
 )
-from powerd_analytics.frame.figure import Record, figure_of, number_of
 from powerd_analytics.frame.merits import Merit, merit_of
-from powerd_analytics.metrics import edp_js, eds, pareto_front
+from powerd_analytics.frame.published import CAPS_W, ENERGY_J, TIME_S, TableFile, published_frame
+from powerd_analytics.frame.repeats import averaged, of_a_batch, without_gflops
+from powerd_analytics.frame.trainings import Length, prepared, without_summands
+from powerd_analytics.output.colours import PALETTE, phase_colour
+from powerd_analytics.output.text import digits, parsed
 from powerd_analytics.plots.style import (
     HATCHES,
     Bar,
@@ -48,10 +51,7 @@ from powerd_analytics.plots.style import (
     shown,
     styled,
 )
-from powerd_analytics.published import CAPS_W, ENERGY_J, TIME_S, TableFile, published_frame
-from powerd_analytics.repeats import averaged, of_a_batch, without_gflops
-from powerd_analytics.text import digits, parsed
-from powerd_analytics.trainings import Length, prepared, without_summands
+from powerd_analytics.views.breakdown import is_part, of_configurations, of_trainings, parts_of_machines
 from powerd_core.errors import AnalysisError
 from powerd_core.settings import KNOB_AS_OPTION
 

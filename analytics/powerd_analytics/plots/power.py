@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from powerd_analytics.breakdown import KINDS, Breakdown, breakdowns
-from powerd_analytics.clock_report import ClockTrace
-from powerd_analytics.colours import PALETTE, REST, phase_colour
 from powerd_analytics.energy.devices import Part, load_parts
-from powerd_analytics.figures import frame_of
+from powerd_analytics.frame.figures import frame_of
+from powerd_analytics.frame.trainings import Length, prepared
+from powerd_analytics.output.colours import PALETTE, REST, phase_colour
+from powerd_analytics.output.text import device_text, digits, first_of, seconds, with_u95
 from powerd_analytics.plots.style import (
     HATCHES,
     engineering_ticks,
@@ -27,9 +27,11 @@ from powerd_analytics.plots.style import (
     shown,
     styled,
 )
+from powerd_analytics.run_tables.table import check_table, group_text, table_of
+from powerd_analytics.runs.clock_report import ClockTrace
 from powerd_analytics.runs.phases import LAYER, Phases
 from powerd_analytics.runs.run import Progress, Run, RunDevice, no_progress
-from powerd_analytics.signals import (
+from powerd_analytics.runs.signals import (
     FAR_NS,
     Points,
     View,
@@ -44,10 +46,8 @@ from powerd_analytics.signals import (
     points_of,
     summed_of,
 )
-from powerd_analytics.table import check_table, group_text, table_of
-from powerd_analytics.text import device_text, digits, first_of, seconds, with_u95
-from powerd_analytics.trainings import Length, prepared
-from powerd_client.signal import Signal
+from powerd_analytics.views.breakdown import KINDS, Breakdown, breakdowns
+from powerd_client.signals.signal import Signal
 from powerd_core.errors import AnalysisError
 from powerd_core.text import lost_text
 

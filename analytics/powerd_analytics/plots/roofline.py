@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from powerd_analytics.colours import PALETTE, phase_colour
-from powerd_analytics.layers import BOTH, LayerEnergy, roof_of, roofline
 from powerd_analytics.operations.counts import EXECUTED, PAPER
+from powerd_analytics.output.colours import PALETTE, phase_colour
 from powerd_analytics.plots.style import finish, legend_above, panels, shown, styled
+from powerd_analytics.run_tables.layers import BOTH, LayerEnergy, roof_of, roofline
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -7,10 +7,10 @@ from itertools import pairwise
 from math import hypot, inf
 from typing import TYPE_CHECKING
 
-from powerd_analytics.colours import PALETTE
 from powerd_analytics.optimise.advice import Alternative, alternatives, front
 from powerd_analytics.optimise.simulate import Savings, potential_savings
 from powerd_analytics.optimise.traces import JobTrace
+from powerd_analytics.output.colours import PALETTE
 from powerd_analytics.plots.style import (
     Bar,
     bar_handles,

@@ -16,8 +16,8 @@ from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from powerd_analytics.text import MADE_BY, digits
-from powerd_client.ownership import whole_output
+from powerd_analytics.output.text import MADE_BY, digits
+from powerd_client.host.ownership import whole_output
 from powerd_core.text import printable
 
 if TYPE_CHECKING:

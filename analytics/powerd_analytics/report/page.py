@@ -17,21 +17,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from powerd_analytics.breakdown import KINDS, Breakdown, breakdowns
-from powerd_analytics.colours import REST, phase_colour
-from powerd_analytics.costs import Factors
 from powerd_analytics.energy.devices import Part, load_parts
-from powerd_analytics.export import Table
-from powerd_analytics.figures import Frame, check_runs, frame_of, together
-from powerd_analytics.index import run_files
-from powerd_analytics.layouts import field_tables, rank_tables
-from powerd_analytics.machines import merge_machines
+from powerd_analytics.frame.costs import Factors
+from powerd_analytics.frame.figures import Frame, check_runs, frame_of, together
+from powerd_analytics.frame.index import run_files
+from powerd_analytics.frame.machines import merge_machines
+from powerd_analytics.frame.trainings import Length, part_of, prepared
+from powerd_analytics.output.colours import REST, phase_colour
+from powerd_analytics.output.export import Table
+from powerd_analytics.output.text import MADE_BY, digits, seconds, with_u95
 from powerd_analytics.report import sheets
-from powerd_analytics.report.findings import MOST_SENTENCES, findings, tiles
+from powerd_analytics.report.highlights import MOST_SENTENCES, findings, tiles
 from powerd_analytics.report.sheets import shown_sheet
+from powerd_analytics.run_tables.table import PhaseTable, check_table, group_line, table_of
+from powerd_analytics.run_tables.uncertainty_table import BudgetRow, budget_of, budget_tables
 from powerd_analytics.runs.phases import merged
 from powerd_analytics.runs.run import Progress, Run, no_progress, read_run, recalibrate
-from powerd_analytics.signals import (
+from powerd_analytics.runs.signals import (
     Points,
     count_points,
     envelope_of,
@@ -41,12 +43,10 @@ from powerd_analytics.signals import (
     points_of,
     summed_of,
 )
-from powerd_analytics.table import PhaseTable, check_table, group_line, table_of
-from powerd_analytics.text import MADE_BY, digits, seconds, with_u95
-from powerd_analytics.trainings import Length, part_of, prepared
-from powerd_analytics.uncertainty_table import BudgetRow, budget_of, budget_tables
-from powerd_client.ownership import whole_text
-from powerd_client.signal import LATE_FACTOR, Signal
+from powerd_analytics.views.breakdown import KINDS, Breakdown, breakdowns
+from powerd_analytics.views.layouts import field_tables, rank_tables
+from powerd_client.host.ownership import whole_text
+from powerd_client.signals.signal import LATE_FACTOR, Signal
 from powerd_core.errors import ConfigError
 from powerd_core.text import printable
 

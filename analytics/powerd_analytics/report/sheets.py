@@ -13,16 +13,16 @@ from typing import Any
 
 import numpy as np
 
-from powerd_analytics.breakdown import KINDS
-from powerd_analytics.costs import Factors
-from powerd_analytics.export import Column, Kind, Table, make_table, rounded
-from powerd_analytics.figures import Frame, floats, of_kind, table_from
+from powerd_analytics.frame.costs import Factors
+from powerd_analytics.frame.figures import Frame, floats, of_kind, table_from
+from powerd_analytics.frame.trainings import Length
+from powerd_analytics.output.export import Column, Kind, Table, make_table, rounded
+from powerd_analytics.output.text import Cell, first_of
 from powerd_analytics.runs.run import Run
-from powerd_analytics.signals import missing_of
-from powerd_analytics.text import Cell, first_of
-from powerd_analytics.trainings import Length
-from powerd_client.hostclock import read_anchor
-from powerd_client.signal import Signal
+from powerd_analytics.runs.signals import missing_of
+from powerd_analytics.views.breakdown import KINDS
+from powerd_client.host.hostclock import read_anchor
+from powerd_client.signals.signal import Signal
 from powerd_core.errors import RunFileError
 from powerd_core.text import printable
 

@@ -9,8 +9,8 @@ from math import isfinite
 import numpy as np
 from numpy.typing import NDArray
 
+from powerd_analytics.output.text import is_number_cell, parsed
 from powerd_analytics.runs.run import Run
-from powerd_analytics.text import is_number_cell, parsed
 from powerd_core.errors import ConfigError
 from powerd_core.text import printable
 

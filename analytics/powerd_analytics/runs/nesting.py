@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from powerd_analytics.runs.phases import Group, PhaseClass, Phases, Small, identity, moments_of, pieces
-from powerd_client.pairing import ITERATION, is_own_iteration
-from powerd_client.phase import BASELINE
+from powerd_client.energies.phase import BASELINE
+from powerd_client.signals.pairing import ITERATION, is_own_iteration
 
 FORWARD, UPDATE = "forward", "update"
 PASSES = (FORWARD, "backward", "gradient", UPDATE)

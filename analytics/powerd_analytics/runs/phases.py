@@ -13,13 +13,13 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
+from powerd_analytics.output.text import is_number_cell
 from powerd_analytics.runs.in_force import Enforced, Timeline
-from powerd_analytics.text import is_number_cell
-from powerd_client.attributes import is_not_known, with_figures
-from powerd_client.board_times import check_times
-from powerd_client.marks import crowded
-from powerd_client.phase import MAGNIFY
-from powerd_client.runfile import BOUND_COLUMNS, SAMPLES_COLUMN, read_objects
+from powerd_client.energies.phase import MAGNIFY
+from powerd_client.journals.attributes import is_not_known, with_figures
+from powerd_client.journals.marks import crowded
+from powerd_client.runs.runfile import BOUND_COLUMNS, SAMPLES_COLUMN, read_objects
+from powerd_client.signals.board_times import check_times
 
 OPERATIONS = "operations_per_sample"
 EXECUTED = "operations_executed_per_sample"

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from powerd_analytics.output.text import seconds
 from powerd_analytics.runs.phases import kept, pieces
 from powerd_analytics.runs.run import Run
-from powerd_analytics.text import seconds
 from powerd_core.marks import OTHERS
 from powerd_core.model import pci_key, uuid_key
 

@@ -18,6 +18,7 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
+from powerd_analytics.output.text import is_number_cell
 from powerd_analytics.runs.in_force import (
     ENFORCED_CAP,
     Stated,
@@ -40,16 +41,15 @@ from powerd_analytics.runs.phases import (
     pieces,
     read_phases,
 )
-from powerd_analytics.text import is_number_cell
-from powerd_client.board_times import check_times
-from powerd_client.layer_operations import WATCHED_MODEL
-from powerd_client.ownership import read_small
-from powerd_client.phase import RESULT
-from powerd_client.recording import CAMPAIGN
-from powerd_client.recover import open_run
-from powerd_client.runfile import TIMES, read_json, read_objects, read_texts, reading, texts_of
-from powerd_client.signal import Readings, RunClock, RunLine
-from powerd_client.verify import wrong_at_first_sight
+from powerd_client.energies.phase import RESULT
+from powerd_client.host.ownership import read_small
+from powerd_client.record.recording import CAMPAIGN
+from powerd_client.runs.recover import open_run
+from powerd_client.runs.runfile import TIMES, read_json, read_objects, read_texts, reading, texts_of
+from powerd_client.runs.verify import wrong_at_first_sight
+from powerd_client.signals.board_times import check_times
+from powerd_client.signals.signal import Readings, RunClock, RunLine
+from powerd_client.training.layer_operations import WATCHED_MODEL
 from powerd_core.calibration import CalibrationFile, SensorCalibration, recalibrated
 from powerd_core.errors import AnalysisError, ConfigError, WireError
 from powerd_core.model import BAD, Accuracy, Conversion, Provenance, QuantityConversion, ShuntConversion, quantity_of
@@ -150,7 +150,7 @@ class Run:
     environment: Mapping[str, Any] = field(default_factory=dict)
     command: tuple[str, ...] = ()
     wrong: tuple[str, ...] = ()
-    """How the file contradicts itself, as far as that is seen without its readings; see `powerd_client.verify`."""
+    """How the file contradicts itself, as far as that is seen without its readings; see `powerd_client.runs.verify`."""
     enforced: Timeline = field(default_factory=Timeline)
     """What drivers enforced: power caps and other knobs; where one changed, it parts the phases' classes."""
 

@@ -11,10 +11,10 @@ try:
 except ImportError:
     import pytorch_lightning as pl  # type: ignore[import-not-found]
 
+from powerd_client.energies.phase import Attribute, PhaseCodes
 from powerd_client.meter import Meter
-from powerd_client.pairing import MODEL_BY_CLASS
-from powerd_client.phase import Attribute, PhaseCodes
-from powerd_client.torch_hooks import TorchMarks, Watch, class_and_size, watch, watch_networks
+from powerd_client.signals.pairing import MODEL_BY_CLASS
+from powerd_client.training.torch_hooks import TorchMarks, Watch, class_and_size, watch, watch_networks
 
 _FETCH = ".train_dataloader_next"
 """How Lightning names, to its profilers, the wait for the next batch."""

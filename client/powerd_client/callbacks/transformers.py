@@ -7,9 +7,9 @@ from typing import Any
 
 from transformers import TrainerCallback  # type: ignore[import-not-found]
 
+from powerd_client.energies.phase import Attribute
 from powerd_client.meter import Meter
-from powerd_client.phase import Attribute
-from powerd_client.torch_hooks import Watch, watch
+from powerd_client.training.torch_hooks import Watch, watch
 
 _SPEED = ("_runtime", "_samples_per_second", "_steps_per_second", "_preparation_time", "_compilation_time")
 """How the metrics of an evaluation end that say how fast it was."""

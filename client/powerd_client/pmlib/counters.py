@@ -18,10 +18,10 @@ from pathlib import Path
 
 import numpy as np
 
-from powerd_client.hostclock import now_ns
-from powerd_client.journal import is_locked, joined_journal, run_of
-from powerd_client.log import tell
-from powerd_client.marks import MarkWriter
+from powerd_client.host.hostclock import now_ns
+from powerd_client.host.log import tell
+from powerd_client.journals.journal import is_locked, joined_journal, run_of
+from powerd_client.journals.marks import MarkWriter
 from powerd_client.pmlib.readings import (
     ALL_SETS,
     MAX_LINES,
@@ -33,7 +33,7 @@ from powerd_client.pmlib.readings import (
     Lines,
     write_paraver,
 )
-from powerd_client.recording import Recording
+from powerd_client.record.recording import Recording
 from powerd_core.errors import ConfigError, PeerError, RunFileError
 from powerd_core.model import Description, QuantityConversion
 

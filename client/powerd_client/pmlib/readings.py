@@ -18,11 +18,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from powerd_client.board_times import have_host_time, to_host_ns
-from powerd_client.build import Arrays, JournalFollower, batches
-from powerd_client.losses import StreamFrames
-from powerd_client.ownership import whole_text
-from powerd_client.signal import Readings, RunLine, Signal, columns_of, joined_readings, make_signal
+from powerd_client.host.ownership import whole_text
+from powerd_client.runs.build import Arrays, JournalFollower, batches
+from powerd_client.runs.losses import StreamFrames
+from powerd_client.signals.board_times import have_host_time, to_host_ns
+from powerd_client.signals.signal import Readings, RunLine, Signal, columns_of, joined_readings, make_signal
 from powerd_core.clock_comparison import ClockPiece, map_clock
 from powerd_core.errors import ClockError, ConfigError
 from powerd_core.model import (

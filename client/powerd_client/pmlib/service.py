@@ -30,7 +30,7 @@ import numpy as np
 import zmq
 from numpy.typing import NDArray
 
-from powerd_client.link import BoardLink
+from powerd_client.journals.link import BoardLink
 from powerd_client.pmlib.counters import Counter, Server, devices_of
 from powerd_client.pmlib.readings import MAX_LINES, CounterSet, DeviceInfo, Lines
 from powerd_core.errors import ConfigError, PeerError, PowerdError

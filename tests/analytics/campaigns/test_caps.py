@@ -7,14 +7,14 @@ from itertools import pairwise
 import pytest
 from command import joules
 
+from powerd_analytics.campaign_views.all_tables import campaign_tables
+from powerd_analytics.campaign_views.cells import Campaign
 from powerd_analytics.campaigns.campaign_file import design_of
 from powerd_analytics.campaigns.caps import Rounds, caps_design, levels_of
-from powerd_analytics.campaigns.cells import Campaign
 from powerd_analytics.campaigns.design import Simulation
 from powerd_analytics.campaigns.journal import Journal, read_history
 from powerd_analytics.campaigns.runner import Blocks, Runner, begin
 from powerd_analytics.campaigns.simulated import Simulated
-from powerd_analytics.campaigns.tables import campaign_tables
 from powerd_core.errors import ConfigError
 from powerd_core.gpu_physics import NETWORKS, RTX_6000, operate
 from powerd_core.lease import Range

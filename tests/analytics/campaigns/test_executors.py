@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 from make_campaign import result
 
+from powerd_analytics.campaign_views.all_tables import campaign_tables
+from powerd_analytics.campaign_views.campaign_page import about
+from powerd_analytics.campaign_views.cells import Campaign
 from powerd_analytics.campaigns import executors
 from powerd_analytics.campaigns.campaign_file import design_of
-from powerd_analytics.campaigns.cells import Campaign
 from powerd_analytics.campaigns.design import Design, Item
 from powerd_analytics.campaigns.executors import Local, failure, last_words
 from powerd_analytics.campaigns.journal import Discard, History, Journal, Result, read_history
-from powerd_analytics.campaigns.report import about
 from powerd_analytics.campaigns.results import contradiction
 from powerd_analytics.campaigns.runner import Blocks, Runner, begin, changed_files
-from powerd_analytics.campaigns.tables import campaign_tables
 from powerd_core.errors import ConfigError, PeerError, RunFileError
 
 CLOSING = """run.h5: cpu0 MODELLED 5 ± 4 J, 26 W over 0.2 s

@@ -3,15 +3,15 @@
 import numpy as np
 import pytest
 
+from powerd_analytics.campaign_views.all_tables import campaign_tables
+from powerd_analytics.campaign_views.cells import Campaign
+from powerd_analytics.campaign_views.findings import falls, findings, rises, surely_less
 from powerd_analytics.campaigns.campaign_file import design_of
-from powerd_analytics.campaigns.cells import Campaign
 from powerd_analytics.campaigns.design import KNOBS
-from powerd_analytics.campaigns.findings import falls, findings, rises, surely_less
 from powerd_analytics.campaigns.journal import History, Result, RunRecord, total_row
-from powerd_analytics.campaigns.tables import campaign_tables
-from powerd_analytics.export import to_markdown
-from powerd_analytics.figures import RESULT
 from powerd_analytics.frame.figure import Figure
+from powerd_analytics.frame.figures import RESULT
+from powerd_analytics.output.export import to_markdown
 
 BLOCKS = 4
 

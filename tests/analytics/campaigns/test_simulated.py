@@ -7,13 +7,13 @@ from math import ceil
 import pytest
 from command import joules
 
+from powerd_analytics.campaign_views.all_tables import campaign_tables
+from powerd_analytics.campaign_views.cells import Campaign
+from powerd_analytics.campaign_views.findings import findings
 from powerd_analytics.campaigns.campaign_file import design_of
-from powerd_analytics.campaigns.cells import Campaign
-from powerd_analytics.campaigns.findings import findings
 from powerd_analytics.campaigns.journal import Journal, phase_row, read_history
 from powerd_analytics.campaigns.runner import Blocks, Runner, begin, piloted
 from powerd_analytics.campaigns.simulated import Simulated
-from powerd_analytics.campaigns.tables import campaign_tables
 from powerd_analytics.cli import shared
 from powerd_analytics.frame.figure import Figure
 from powerd_analytics.frame.means import mean_of_repeats

@@ -12,13 +12,13 @@ from published import MODELS, castro, cells_of, counted, off_truth_pct, zeus
 from published import koszczal as koszczal_of
 from rich.console import Console
 
+from powerd_analytics.campaign_views.all_tables import campaign_tables
+from powerd_analytics.campaign_views.campaign_page import pictures
+from powerd_analytics.campaign_views.findings import findings
+from powerd_analytics.campaign_views.groups import CORE, MEMORY, knee, marginals, scalings
 from powerd_analytics.campaigns.campaign_file import design_of
-from powerd_analytics.campaigns.findings import findings
-from powerd_analytics.campaigns.groups import CORE, MEMORY, knee, marginals, scalings
-from powerd_analytics.campaigns.report import pictures
 from powerd_analytics.campaigns.simulated import Simulated
-from powerd_analytics.campaigns.tables import campaign_tables
-from powerd_analytics.export import print_tables
+from powerd_analytics.output.export import print_tables
 from powerd_core.errors import ConfigError
 from powerd_core.gpu_physics import CARDS, EIGHT_CARDS, RTX_6000, XCEPTION, operate_machine
 

@@ -7,7 +7,7 @@ import pytest
 from command import joules
 from make_run import LineSpec, make_run, training
 
-from powerd_analytics.figures import COLUMNS
+from powerd_analytics.frame.figures import COLUMNS
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +75,7 @@ def test_bad_input_is_one_line_and_status_2(run, capsys, arguments, text):
 
 
 def test_a_counter_among_the_attributes_of_phases_is_told_by_name(run, capsys, monkeypatch):
-    monkeypatch.setattr("powerd_client.marks.MANY_KINDS", 2)
+    monkeypatch.setattr("powerd_client.journals.marks.MANY_KINDS", 2)
     code, out, err = joules(capsys, "tables", run, "--format", "json")
     assert code == 0
     assert json.loads(out)

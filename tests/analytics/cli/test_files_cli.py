@@ -10,8 +10,8 @@ import pytest
 from command import joules
 
 from powerd_analytics.cli.info import describe_run, run_document
+from powerd_analytics.run_tables.table import phase_table
 from powerd_analytics.runs.run import read_run
-from powerd_analytics.table import phase_table
 from powerd_core.model import Block
 from powerd_core.wire import decode, encode
 from support.small_run import description, frames, head, make_journal, make_run_file, stop, whole

@@ -12,9 +12,9 @@ from command import joules
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from powerd_analytics.run_tables.table import phase_table
 from powerd_analytics.runs.run import read_run
-from powerd_analytics.table import phase_table
-from powerd_client.csv_import import Columns, SensorCard, import_csv
+from powerd_client.record.csv_import import Columns, SensorCard, import_csv
 from powerd_core.errors import ConfigError
 from powerd_core.model import Accuracy, Provenance
 

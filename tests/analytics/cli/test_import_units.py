@@ -10,11 +10,11 @@ from command import joules
 from hypothesis import given
 from hypothesis import strategies as st
 
-from powerd_analytics.figures import rows_of, run_frame, together
-from powerd_analytics.repeats import averaged
+from powerd_analytics.frame.figures import rows_of, run_frame, together
+from powerd_analytics.frame.repeats import averaged
+from powerd_analytics.run_tables.table import phase_table
 from powerd_analytics.runs.run import read_run
-from powerd_analytics.table import phase_table
-from powerd_client.csv_import import (
+from powerd_client.record.csv_import import (
     READING_UNITS,
     SCALES,
     TIME_UNITS,

@@ -17,7 +17,7 @@ from powerd_analytics import cli
 from powerd_analytics.cli.app import app
 from powerd_analytics.cli.shared import harmless_output, put_out, write
 from powerd_analytics.cli.start import main
-from powerd_analytics.export import Column, write_rows
+from powerd_analytics.output.export import Column, write_rows
 from powerd_core.errors import RunFileError
 
 COMMANDS = {

@@ -19,10 +19,10 @@ from published_tables import ENERGIES, TIMES
 
 from powerd_analytics import cli
 from powerd_analytics.cli.app import app
-from powerd_analytics.commands import _keep
-from powerd_analytics.optimise.policy import Job, TrainingSettings, Target
+from powerd_analytics.gpu_calibration.commands import _keep
+from powerd_analytics.optimise.policy import Job, Target, TrainingSettings
 from powerd_analytics.optimise.recurrences import Recurrences
-from powerd_client import ownership
+from powerd_client.host import ownership
 from powerd_client.pmlib.readings import _write as write_pmlib
 from powerd_core.calibration import CalibrationFile, GpuFile
 from powerd_core.errors import PowerdError

@@ -9,9 +9,9 @@ from make_run import constant as steady
 
 from powerd_analytics.energy.budget import KINDS
 from powerd_analytics.energy.devices import load_parts, part_phase_budget, part_phase_energies
+from powerd_analytics.run_tables.table import phase_table
+from powerd_analytics.run_tables.uncertainty_table import budget_rows
 from powerd_analytics.runs.run import read_run
-from powerd_analytics.table import phase_table
-from powerd_analytics.uncertainty_table import budget_rows
 from powerd_core.model import ShuntConversion
 
 ACCURACY = {"u_gain": 0.01, "u_offset_w": 0.5, "step_w": 0.2, "window_ns": MS}

@@ -15,7 +15,7 @@ from powerd_analytics.energy.devices import (
 from powerd_analytics.energy.uncertainty import MEAN_COLUMNS, sum_of
 from powerd_analytics.runs.phases import merged, overlapping
 from powerd_analytics.runs.run import read_run
-from powerd_analytics.signals import plain_j
+from powerd_analytics.runs.signals import plain_j
 
 
 @pytest.fixture(scope="module")

@@ -5,10 +5,10 @@ import pytest
 from command import joules
 from make_run import MS, LineSpec, PhaseSpec, S, auxiliary, make_run
 
+from powerd_analytics.run_tables.table import phase_table
 from powerd_analytics.runs.in_force import ENFORCED_CAP
 from powerd_analytics.runs.run import read_run
-from powerd_analytics.table import phase_table
-from powerd_client.phase import HEAD_START, MAGNIFIED, MAGNIFY
+from powerd_client.energies.phase import HEAD_START, MAGNIFIED, MAGNIFY
 
 LENGTH = {"forward": int(8.3 * MS), "backward": int(17.9 * MS), "update": int(1.1 * MS)}
 WATTS = {"forward": 610.0, "backward": 480.0, "update": 300.0}

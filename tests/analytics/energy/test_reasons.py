@@ -11,11 +11,11 @@ from make_run import MS, LineSpec, PhaseSpec, S, make_run
 from powerd_analytics import phase_energies, phase_table, read_run
 from powerd_analytics.energy.devices import load_parts, part_phase_budget, part_phase_energies
 from powerd_analytics.energy.reasons import clipped
-from powerd_analytics.export import to_markdown
-from powerd_analytics.figures import frame_of, rows_of
-from powerd_analytics.layouts import run_tables
-from powerd_analytics.table import table_of
-from powerd_analytics.uncertainty_table import budget_rows
+from powerd_analytics.frame.figures import frame_of, rows_of
+from powerd_analytics.output.export import to_markdown
+from powerd_analytics.run_tables.table import table_of
+from powerd_analytics.run_tables.uncertainty_table import budget_rows
+from powerd_analytics.views.layouts import run_tables
 from powerd_core.model import Flag
 
 MOST = {"max_power_limit_mw": 300_000}

@@ -15,7 +15,7 @@ from make_run import MS, LineSpec, PhaseSpec, make_run
 from trainings import known, truth
 
 from powerd_analytics import phase_energies, phase_table, read_run
-from powerd_analytics.compare import compare, run_samples
+from powerd_analytics.views.compare import compare, run_samples
 
 TWO_RAILS = next(s for s in known.SENSORS if s.lines == 2)
 

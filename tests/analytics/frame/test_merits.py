@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from powerd_analytics import metrics
+from powerd_analytics.energy import metrics
 from powerd_analytics.frame.merits import MERITS, OF_A_SWEEP, Given, merit_of
 from powerd_core.errors import AnalysisError
 

@@ -12,7 +12,6 @@ from make_run import MS, LineSpec, PhaseSpec, make_run
 
 from powerd_analytics import phase_table, read_run
 from powerd_analytics.cli import main
-from powerd_analytics.layers import BOTH, layer_energies, roof_of, roofline
 from powerd_analytics.operations.counts import (
     EXECUTED,
     PAPER,
@@ -22,6 +21,7 @@ from powerd_analytics.operations.counts import (
     Work,
     to_document,
 )
+from powerd_analytics.run_tables.layers import BOTH, layer_energies, roof_of, roofline
 from powerd_core.errors import AnalysisError
 
 COUNT = OperationCount(

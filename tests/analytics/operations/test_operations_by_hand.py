@@ -180,6 +180,6 @@ def test_a_model_without_values_that_asks_for_some_is_refused():
 
 
 def test_a_model_that_is_too_large_to_run_is_refused(monkeypatch):
-    monkeypatch.setattr("powerd_analytics.operations.model.LARGEST_REAL_BYTES", 100)
+    monkeypatch.setattr("powerd_analytics.operations.torch_model.LARGEST_REAL_BYTES", 100)
     with pytest.raises(AnalysisError, match="too large"):
         count_operations(Asks, (8,))

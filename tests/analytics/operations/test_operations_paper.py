@@ -11,7 +11,7 @@ from powerd_analytics.operations import count_operations
 torch = pytest.importorskip("torch")
 nn = torch.nn
 
-from powerd_analytics.operations.model import count_named  # noqa: E402
+from powerd_analytics.operations.torch_model import count_named  # noqa: E402
 from powerd_analytics.operations.zoo import ZOO  # noqa: E402
 
 MIB = 2**20

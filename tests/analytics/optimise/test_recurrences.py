@@ -12,10 +12,10 @@ from common import powerd
 
 from analytics.support.command import joules, refused
 from powerd_analytics.optimise import recurrences
-from powerd_analytics.optimise.live import outcome_of
-from powerd_analytics.optimise.policy import Job, Observation, Outcome, TrainingSettings, Target, carry_out, find_policy
+from powerd_analytics.optimise.policy import Job, Observation, Outcome, Target, TrainingSettings, carry_out, find_policy
 from powerd_analytics.optimise.recurrences import Recurrences, open_recurrences
 from powerd_analytics.optimise.traces import TraceEnvironment, read_zeus
+from powerd_analytics.optimise.watched_training import outcome_of
 from powerd_core.errors import ConfigError
 
 TRACES = Path(__file__).parents[2] / "data/zeus/traces"

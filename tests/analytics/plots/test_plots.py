@@ -12,11 +12,11 @@ from make_job import machine
 from make_layers import write_run as write_layers
 
 from powerd_analytics import plots
-from powerd_analytics.figures import rows_of
-from powerd_analytics.metrics import eds, pareto_front
-from powerd_analytics.published import read_table
+from powerd_analytics.energy.metrics import eds, pareto_front
+from powerd_analytics.frame.figures import rows_of
+from powerd_analytics.frame.published import read_table
+from powerd_analytics.frame.trainings import read_runs
 from powerd_analytics.runs.run import read_run
-from powerd_analytics.trainings import read_runs
 
 pytest.importorskip("matplotlib")
 from matplotlib.figure import Figure

@@ -7,7 +7,7 @@ import pytest
 from make_run import MS, LineSpec, PhaseSpec, S, make_run, training
 
 from powerd_analytics import phase_table, read_run
-from powerd_analytics.colours import REST, phase_colour
+from powerd_analytics.output.colours import REST, phase_colour
 from powerd_analytics.plots import draw_run
 from powerd_analytics.plots.power import _outer_spans, envelope_of_many, phase_colours, zoom_window
 from powerd_core.errors import AnalysisError

@@ -8,8 +8,8 @@ from make_campaign import one_run
 from make_run import MS, LineSpec, PhaseSpec, make_run, training
 from page import report
 
-from powerd_analytics.breakdown import breakdowns
-from powerd_analytics.trainings import Length, prepared, read_runs
+from powerd_analytics.frame.trainings import Length, prepared, read_runs
+from powerd_analytics.views.breakdown import breakdowns
 
 
 def said(page, words):

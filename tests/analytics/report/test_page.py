@@ -14,10 +14,10 @@ from make_run import MS, LineSpec, PhaseSpec, S, make_run, training
 from page import report, unpacked
 
 from powerd_analytics import read_run
-from powerd_analytics.figures import rows_of, run_frame
 from powerd_analytics.frame.figure import figure_of
+from powerd_analytics.frame.figures import rows_of, run_frame
+from powerd_analytics.output.text import figure_and_u95, seconds
 from powerd_analytics.report.page import STEPS, Columns, phases_of
-from powerd_analytics.text import figure_and_u95, seconds
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>&\"'{{7*7}}\u2028\x1b[2J"
 

@@ -4,10 +4,10 @@ import pytest
 from make_run import MS, LineSpec, PhaseSpec, make_run
 
 from powerd_analytics.cli.info import describe_run, run_document
-from powerd_analytics.figures import of_kind, rows_of, run_frame
-from powerd_analytics.layers import described_layers
+from powerd_analytics.frame.figures import of_kind, rows_of, run_frame
+from powerd_analytics.run_tables.layers import described_layers
 from powerd_analytics.runs.run import read_run
-from powerd_client.layer_operations import WATCHED_MODEL
+from powerd_client.training.layer_operations import WATCHED_MODEL
 
 EVENT = {"model": "Net-1k", "operations_per_sample": 1e6, "layers": [["stem", "Conv2d", [4, 30, 30]]]}
 

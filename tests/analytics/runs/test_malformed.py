@@ -12,12 +12,12 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from powerd_analytics.cli.info import describe_run, run_document
+from powerd_analytics.run_tables.table import phase_table
+from powerd_analytics.run_tables.verification import verify_sums
 from powerd_analytics.runs.run import read_run
-from powerd_analytics.table import phase_table
-from powerd_analytics.verify import verify_sums
 from powerd_client import open_run
-from powerd_client.recover import recover
-from powerd_client.verify import verify_file
+from powerd_client.runs.recover import recover
+from powerd_client.runs.verify import verify_file
 from powerd_core.errors import PowerdError, RunFileError
 from support.small_run import make_run_file
 

@@ -14,15 +14,15 @@ from make_run import MS, LineSpec, PhaseSpec, make_run
 from rich.console import Console
 
 from powerd_analytics import phase_table, read_run
-from powerd_analytics.figures import frame_of
-from powerd_analytics.figures import rows_of as rows_of_frame
-from powerd_analytics.iterations import iteration_rows
-from powerd_analytics.layers import layer_energies
-from powerd_analytics.results import result_lines
-from powerd_analytics.table import group_key, labels_of, parts_among
-from powerd_analytics.terminal_table import print_tree
-from powerd_analytics.text import digits
-from powerd_client.pairing import Kinds, PhaseSpans, add_iterations, name_models
+from powerd_analytics.frame.figures import frame_of
+from powerd_analytics.frame.figures import rows_of as rows_of_frame
+from powerd_analytics.output.text import digits
+from powerd_analytics.run_tables.closing_lines import result_lines
+from powerd_analytics.run_tables.iterations import iteration_rows
+from powerd_analytics.run_tables.layers import layer_energies
+from powerd_analytics.run_tables.table import group_key, labels_of, parts_among
+from powerd_analytics.run_tables.terminal_table import print_tree
+from powerd_client.signals.pairing import Kinds, PhaseSpans, add_iterations, name_models
 
 A = {"model": "A", "batch_size": 64}
 D, G = {"model": "D", "batch_size": 64}, {"model": "G", "batch_size": 64}

@@ -7,18 +7,18 @@ from make_campaign import result, simulated_campaign
 from make_run import LineSpec, PhaseSpec, S, constant, make_run
 
 from powerd_analytics import phase_table, read_run
-from powerd_analytics.campaigns.cells import Campaign
+from powerd_analytics.campaign_views.all_tables import campaign_tables
+from powerd_analytics.campaign_views.cells import Campaign
 from powerd_analytics.campaigns.design import DISCARDS
 from powerd_analytics.campaigns.results import spoiled
-from powerd_analytics.campaigns.tables import campaign_tables
 from powerd_analytics.cli import main
 from powerd_analytics.cli.info import describe_run, run_document
-from powerd_analytics.export import to_markdown
-from powerd_analytics.figures import frame_of, rows_of, together
-from powerd_analytics.layouts import TableChoice, chosen_tables
-from powerd_analytics.pivots import PivotRequest
-from powerd_analytics.results import result_lines
+from powerd_analytics.frame.figures import frame_of, rows_of, together
+from powerd_analytics.output.export import to_markdown
+from powerd_analytics.run_tables.closing_lines import result_lines
 from powerd_analytics.runs.ranks import other_programs
+from powerd_analytics.views.layouts import TableChoice, chosen_tables
+from powerd_analytics.views.pivots import PivotRequest
 from powerd_core.marks import OTHERS
 
 PHASES = [PhaseSpec("forward", k * S, k * S + S // 2, {"model": "m", "batch_size": 8}) for k in range(1, 9)]

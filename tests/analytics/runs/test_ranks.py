@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from make_run import MS, LineSpec, make_run, training
 
 from powerd_analytics.cli.info import describe_run, run_document
+from powerd_analytics.run_tables.table import phase_table
 from powerd_analytics.runs.phases import kept
 from powerd_analytics.runs.ranks import device_identity, ranks_of
 from powerd_analytics.runs.run import read_run
-from powerd_analytics.table import phase_table
 
 U = [f"{c * 8}-1111-2222-3333-{c * 12}" for c in "0123"]
 TRAINED = training(batches=(64,), iterations=12, update_ms=22.9)

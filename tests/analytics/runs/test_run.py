@@ -16,17 +16,17 @@ from simulated_node import SimulatedNode
 from powerd_analytics import cli, phase_table
 from powerd_analytics.cli import main
 from powerd_analytics.cli.info import describe_run, run_document
-from powerd_analytics.clock_report import _edges, other_clocks
-from powerd_analytics.export import to_markdown
-from powerd_analytics.figures import frame_of, rows_of
-from powerd_analytics.idle import IdleRow
-from powerd_analytics.layouts import run_tables
-from powerd_analytics.results import totals
+from powerd_analytics.energy.idle import IdleRow
+from powerd_analytics.frame.figures import frame_of, rows_of
+from powerd_analytics.output.export import to_markdown
+from powerd_analytics.run_tables.closing_lines import totals
+from powerd_analytics.run_tables.table import PhaseTable
+from powerd_analytics.run_tables.uncertainty_table import budget_rows
+from powerd_analytics.run_tables.verification import verify_sums
+from powerd_analytics.runs.clock_report import _edges, other_clocks
 from powerd_analytics.runs.run import read_run, recalibrate
-from powerd_analytics.settings import settings_of
-from powerd_analytics.table import PhaseTable
-from powerd_analytics.uncertainty_table import budget_rows
-from powerd_analytics.verify import verify_sums
+from powerd_analytics.runs.settings import settings_of
+from powerd_analytics.views.layouts import run_tables
 from powerd_core.calibration import CalibrationFile, Point, SensorCalibration
 from powerd_core.errors import AnalysisError
 from powerd_core.model import Flag, Stream

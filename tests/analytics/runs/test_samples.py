@@ -6,7 +6,7 @@ import pytest
 from make_run import MS, LineSpec, PhaseSpec, make_run
 
 from powerd_analytics import phase_table, read_run
-from powerd_analytics.figures import frame_of
+from powerd_analytics.frame.figures import frame_of
 
 STEPS, BATCH, LAST = 60, 64, 16
 MEAN = (2 * BATCH + LAST) / 3

@@ -3,7 +3,7 @@ import pytest
 from make_run import MS, LineSpec, make_run
 
 from powerd_analytics.runs.run import read_run
-from powerd_analytics.signals import load_signal
+from powerd_analytics.runs.signals import load_signal
 from powerd_core.errors import AnalysisError, RunFileError
 
 T = np.arange(0, 10 * MS, 2 * MS, dtype=np.int64)

@@ -5,9 +5,9 @@ import pytest
 from make_run import MS, LineSpec, PhaseSpec, make_run, training
 
 from powerd_analytics.energy.devices import line_energies, load_parts, part_phase_energies
+from powerd_analytics.run_tables.table import phase_table, table_of
 from powerd_analytics.runs.run import read_run
-from powerd_analytics.signals import load_signal, load_sliced
-from powerd_analytics.table import phase_table, table_of
+from powerd_analytics.runs.signals import load_signal, load_sliced
 
 SIZES = (300, 1000, 4000)
 
@@ -99,6 +99,6 @@ def test_hardly_any_readings(tmp_path, count):
 
 def test_large_files_are_not_loaded(tmp_path, monkeypatch):
     run = trained(tmp_path)
-    monkeypatch.setattr("powerd_analytics.signals.IN_MEMORY", 100)
-    monkeypatch.setattr("powerd_analytics.signals.load_signal", None)
+    monkeypatch.setattr("powerd_analytics.runs.signals.IN_MEMORY", 100)
+    monkeypatch.setattr("powerd_analytics.runs.signals.load_signal", None)
     assert phase_table(run).runs[0].energy_j > 0

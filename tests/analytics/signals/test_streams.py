@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from make_run import MS, LineSpec, PhaseSpec, make_run
 
 from powerd_analytics import cli
-from powerd_analytics import signals as slices
 from powerd_analytics.plots.power import envelope_of_many
+from powerd_analytics.run_tables.trace import power_of, summed
+from powerd_analytics.runs import signals as slices
 from powerd_analytics.runs.run import LineReader, read_run
-from powerd_analytics.signals import (
+from powerd_analytics.runs.signals import (
     View,
     count_points,
     extremes_of,
@@ -26,7 +27,6 @@ from powerd_analytics.signals import (
     points_of,
     summed_of,
 )
-from powerd_analytics.trace import power_of, summed
 
 SIZE = 250
 COUNTER = {"kind": "counter", "column": "e", "j_per_code": 0.001, "background_w": 3.0, "bits": 32}
@@ -172,7 +172,7 @@ def _thinned_by_sorting(t, value, most):
 def small(monkeypatch):
     """Every line in slices of `SIZE` readings."""
     sliced = lambda run, name, size=SIZE, progress=lambda share, text: None: load_sliced(run, name, SIZE, progress)  # noqa: E731
-    monkeypatch.setattr("powerd_client.runfile.problems", lambda file: iter(()))  # looked at once a pass
+    monkeypatch.setattr("powerd_client.runs.runfile.problems", lambda file: iter(()))  # looked at once a pass
     monkeypatch.setattr(slices, "load_sliced", sliced)
     monkeypatch.setattr(slices, "IN_MEMORY", 0)
 

@@ -27,8 +27,8 @@ from powerd_daemon.sources.ina.chips import (
     INA226,
     RST,
     Adc,
-    ChipType,
     ChipSettings,
+    ChipType,
     chip_type,
 )
 

@@ -1,0 +1,290 @@
+"""Pictures of a campaign: energy against time beside the metrics' lines, what clocks do, how GPUs scale, two kinds of
+cards beside each other, and what each knob saves. Sweeps and fronts of single runs are in `plots.configurations`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from powerd_analytics.campaign_views.cell_tables import phase_rows
+from powerd_analytics.campaign_views.cells import CAP, Campaign, CellFigures, KnobGroup
+from powerd_analytics.campaign_views.group_tables import Saving, savings
+from powerd_analytics.campaign_views.groups import scalings
+from powerd_analytics.campaigns.design import GPUS, KNOBS, MODEL, Cell
+from powerd_analytics.frame.figure import Figure
+from powerd_analytics.output.colours import PALETTE
+from powerd_analytics.output.text import Cell as TableCell
+from powerd_analytics.plots.style import (
+    HATCHES,
+    Bar,
+    bar_handles,
+    draw_bars,
+    finish,
+    heading,
+    legend_above,
+    legend_beside,
+    panels,
+    shown,
+    styled,
+)
+from powerd_core.lease import KNOB_OF_OPTION
+from powerd_core.settings import UNITS
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure as Picture
+
+_MARKERS = "osD^vP*X"
+_SERIES = (*PALETTE[:6], "#777777", "#000000")
+_BATCH = ("batch_size", "batch")
+_NAMES = {
+    "power_cap_w": "power cap",
+    "sm_clock_mhz": "SM clock",
+    "mem_clock_mhz": "memory clock",
+    "batch_size": "batch",
+}
+_LEAST_SPAN = 0.3
+"""An axis spans at least this share of what it shows: what hardly moves must look so."""
+K = 1.5, 2.0
+
+
+def _text(levels: Sequence[tuple[str, TableCell]]) -> str:
+    return ", ".join(f"{v}" if isinstance(v, str) else f"{v:g} {_NAMES.get(n, n)}" for n, v in levels if v is not None)
+
+
+def _unit(knob: str) -> str:
+    return UNITS.get(KNOB_OF_OPTION.get(knob, ""), "")
+
+
+# -- energy against time, of the reference -----------------------------------------------------------------------------
+
+
+@styled
+def draw_normalised(campaigns: Sequence[Campaign]) -> Picture:
+    """Energy over time, both of the reference's, every setting a point, as figure 1 of Krzywaniak et al.: a panel for
+    each campaign, as for each GPU, with the lines on which a metric equals the reference's."""
+    figure, axes = panels(len(campaigns), (6.4, 4.6), most_columns=2)
+    for (ax,), campaign in zip(axes, campaigns, strict=True):
+        points: dict[str, list[tuple[float, float]]] = {}
+        for group in campaign.groups:
+            name = str(group.levels.get(MODEL) or _text(list(group.levels.items())) or "all")
+            found = [ratios for cell in group.cells if (ratios := group.off_reference(cell)) is not None]
+            points.setdefault(name, []).extend((time.value, energy.value) for energy, time in found)
+        for i, (name, own) in enumerate(points.items()):
+            fill = None if campaign.provenances == ["measured"] else "none"
+            ax.plot(*zip(*own, strict=True), ls="none", marker=_MARKERS[i % len(_MARKERS)], ms=3.5, mfc=fill,
+                    color=_SERIES[i % len(_SERIES)], label=shown(name, 24))  # fmt: skip
+        _metric_lines(ax, [pair for own in points.values() for pair in own])
+        heading(ax, campaign.design.name)
+        ax.set(xlabel="time, of the reference's (1)", ylabel="energy, of the reference's (1)")
+        legend_beside(ax)
+    kinds = [kind for campaign in campaigns for kind in campaign.provenances]
+    names = ", ".join(campaign.design.name for campaign in campaigns)
+    note = "below a line a setting is better than the reference by that metric; hollow: not measured"
+    return finish(figure, f"{names}: energy against time", kinds, note)
+
+
+def _metric_lines(ax: Axes, points: Sequence[tuple[float, float]]) -> None:
+    times, energies = zip(*points, strict=True)
+    x = np.linspace(min(1.0, *times) * 0.98, max(1.0, *times) * 1.02, 200)
+    ax.axhline(1.0, color="#999999", lw=0.9, ls="-", label="E of the reference")
+    ax.plot(x, 1 / x, color="#999999", lw=0.9, ls="--", label="its EDP")
+    for k, style in zip(K, (":", "-."), strict=True):
+        ax.plot(x, (1 - x / k) * k / (k - 1), color="#6fa8cf", lw=1.1, ls=style, label=f"its EDS, k = {k:g}")
+    low, high = min(1.0, *energies), max(1.0, *energies)
+    ax.set_ylim(low - 0.06 * (high - low), high + 0.1 * (high - low))
+
+
+# -- clocks ------------------------------------------------------------------------------------------------------------
+
+
+def clock_pictures(campaign: Campaign, knob: str) -> Iterator[tuple[str, Callable[[], Picture]]]:
+    """For each kind of training what draws speed and power over a clock, as figures 4 to 15 of Tang et al.: a panel for
+    each model, a line for each batch size, all other knobs at their reference."""
+    alike: dict[tuple[tuple[str, TableCell], ...], list[KnobGroup]] = {}
+    for group in campaign.groups:
+        if group.reference is not None:
+            kind = tuple((n, v) for n, v in group.levels.items() if n not in (MODEL, *_BATCH))
+            alike.setdefault(kind, []).append(group)
+    for kind, groups in alike.items():
+        yield _text(kind), partial(_draw_clocks, campaign, knob, _text(kind), groups)
+
+
+@styled
+def _draw_clocks(campaign: Campaign, knob: str, kind: str, groups: Sequence[KnobGroup]) -> Picture:
+    models = list(dict.fromkeys(str(group.levels.get(MODEL, "")) for group in groups))
+    figure, axes = panels(len(models), (4.9, 3.2), most_columns=2)
+    for (ax,), model in zip(axes, models, strict=True):
+        twin = ax.twinx()
+        twin.spines["right"].set_visible(True)
+        own = [group for group in groups if str(group.levels.get(MODEL, "")) == model]
+        for i, group in enumerate(own):
+            clocks, speed, watts = _over(campaign, group, knob)
+            batch = next((group.levels[name] for name in _BATCH if name in group.levels), None)
+            colour = _SERIES[i % len(_SERIES)]
+            ax.plot(clocks, speed, color=colour, marker="o", ms=3.5, lw=1.2, label=f"batch {batch}" if batch else model)
+            twin.plot(clocks, watts, color=colour, marker="s", ms=3, lw=1.0, ls="--")
+        ax.set(xlabel=f"{_NAMES[knob]} (MHz)", ylabel="speed, of the reference's (1)")
+        twin.set_ylabel("power (W)")
+        for axis, room in ((ax, 0.35), (twin, 0.0)):
+            low, high = axis.get_ylim()
+            wider = max(0.0, _LEAST_SPAN * (low + high) / 2 - (high - low)) / 2
+            low, high = low - wider, high + wider
+            axis.set_ylim(low, high + room * (high - low))
+        ax.legend(fontsize=7, frameon=False, ncols=3, loc="upper left")
+        heading(ax, model)
+    title = f"{campaign.design.name}: speed and power over the {_NAMES[knob]}{f', {kind}' if kind else ''}"
+    return finish(figure, title, campaign.provenances, "solid: speed, left; dashed: power, right")
+
+
+def _over(campaign: Campaign, group: KnobGroup, knob: str) -> tuple[list[float], list[float], list[float]]:
+    """Levels of a knob, speed over the reference's and watts there, other knobs at their reference."""
+    assert group.reference is not None
+    others = {n: v for n, v in group.reference.levels.items() if n in KNOBS and n != knob}
+    rows = []
+    for cell in group.cells:
+        off = group.off_reference(cell)
+        if off is not None and all(cell.levels[n] == v for n, v in others.items()):
+            level = float(str(campaign.levels(cell)[knob]))
+            rows.append((level, 1 / off[1].value, campaign.by_id[cell.id].power_w))
+    clocks, speed, power = zip(*sorted(rows), strict=True)
+    return list(clocks), list(speed), list(power)
+
+
+# -- several GPUs ------------------------------------------------------------------------------------------------------
+
+_OF_GPUS: dict[str, Callable[[CellFigures], Figure]] = {
+    "energy saved (%)": lambda f: f.ratios["e"].shifted(-1.0).scaled(-100.0),
+    "more time (%)": lambda f: f.ratios["time"].shifted(-1.0).scaled(100.0),
+    "saved minus more time (%)": lambda f: f.ratios["eds:2"].shifted(-1.0).scaled(-200.0),
+    "EDP (1)": lambda f: f.ratios["edp"],
+    "EDS, k = 1.5 (1)": lambda f: f.ratios["eds:1.5"],
+    "EDS, k = 2 (1)": lambda f: f.ratios["eds:2"],
+}
+
+
+@styled
+def draw_gpus(campaign: Campaign) -> Picture:
+    """What a cap does by number of GPUs, as figures 2 to 6 of Koszczal et al.: a panel for each metric, against the
+    reference on as many GPUs."""
+    figure, axes = panels(len(_OF_GPUS), (4.6, 3.0), most_columns=3)
+    every = [f for f in campaign.cells if f.ratios]
+    lines: dict[tuple[tuple[str, TableCell], ...], list[CellFigures]] = {}
+    for f in every:
+        lines.setdefault(tuple((n, v) for n, v in f.cell.levels.items() if n not in KNOBS), []).append(f)
+    for (ax,), (name, value) in zip(axes, _OF_GPUS.items(), strict=True):
+        for i, (levels, own) in enumerate(lines.items()):
+            own.sort(key=lambda f: float(f.cell.levels[CAP]))
+            means, caps = [value(f) for f in own], [float(str(campaign.levels(f.cell)[CAP])) for f in own]
+            ax.errorbar(caps, [m.value for m in means], yerr=[m.u95 or 0.0 for m in means], lw=1.1, ms=3, capsize=1.5,
+                        color=_SERIES[i % len(_SERIES)], marker=_MARKERS[i % len(_MARKERS)], elinewidth=0.7,
+                        label=_gpus_text(levels))  # fmt: skip
+        ax.axhline(1.0 if "(1)" in name else 0.0, color="#999999", lw=0.8, ls=":")
+        ax.set(xlabel="power cap (W)", ylabel=name)
+    legend_above(figure, axes[0][0].get_legend_handles_labels()[0])
+    return finish(figure, f"{campaign.design.name}: caps by number of GPUs", campaign.provenances)
+
+
+def _gpus_text(levels: Sequence[tuple[str, TableCell]]) -> str:
+    return ", ".join(f"{v} GPU{'' if v == 1 else 's'}" if n == GPUS else str(v) for n, v in levels)
+
+
+@styled
+def draw_scaling(campaign: Campaign) -> Picture:
+    """Seconds over the number of GPUs at the reference and at the setting of the least EDP on most of them, with
+    speed-ups, as figure 7 of Koszczal et al."""
+    found = scalings(campaign)
+    figure, axes = panels(len(found), (6.4, 3.4), most_columns=2)
+    for (ax,), scaling in zip(axes, found, strict=True):
+        set_to = {n: v for n, v in scaling.at.levels.items() if n in KNOBS}
+        bars, names = [], [str(row.gpus) for row in scaling.rows]
+        colours = {"reference": PALETTE[0], _text([(n, f"{v} {_unit(n)}") for n, v in set_to.items()]): PALETTE[1]}
+        for place, row in enumerate(scaling.rows):
+            at_set = campaign.design.cell({**row.best.levels, **set_to})
+            seconds = [row.time_s, campaign.by_id[at_set.id].time_s.value]
+            ups = [row.speed_up, row.speed_up_set]
+            for i, (value, up, colour) in enumerate(zip(seconds, ups, colours.values(), strict=True)):
+                hatch = HATCHES.get(campaign.provenances[0], "")
+                bars.append(Bar(place + (i - 0.5) * 0.4, 0.4, (value, None), colour, hatch))
+                ax.annotate(f"x {up.value:.2f}", (place + (i - 0.5) * 0.4, value), xytext=(0, 11), fontsize=6.5,
+                            textcoords="offset points", ha="center", color="#444444")  # fmt: skip
+        draw_bars(ax, bars, [bar.height for bar in bars], 5.0, unknown="")
+        ax.set_xticks(range(len(names)), names)
+        ax.set_ylim(top=1.08 * ax.get_ylim()[1])
+        ax.set(xlabel="GPUs", ylabel="time (s)")
+        heading(ax, _text(list(scaling.levels.items())))
+        legend_above(figure, bar_handles(colours, campaign.provenances))
+    note = "x: times as fast as the least number of GPUs at the same setting"
+    return finish(figure, f"{campaign.design.name}: time by number of GPUs", campaign.provenances, note)
+
+
+# -- two kinds of cards ------------------------------------------------------------------------------------------------
+
+
+@styled
+def draw_kinds(campaign: Campaign, phase: str) -> Picture:
+    """Joules and seconds of a batch by batch size and GPUs, the kinds of cards beside each other in one axis: a panel
+    for each model, as figures 5 to 8 of Castro et al."""
+    by = campaign.design.instrument.moved_over
+    sums = {
+        cell.id: (row["energy_j"], row["time_s"])
+        for cell, row in phase_rows(campaign)
+        if row["phase"] == phase and row.get("energy_j") is not None
+    }
+    cells = [cell for cell in campaign.design.cells() if cell.id in sums]
+    models = list(dict.fromkeys(str(cell.levels.get(MODEL, "")) for cell in cells))
+    kinds = dict(zip(dict.fromkeys(str(cell.levels[by]) for cell in cells), PALETTE, strict=False))
+    figure, axes = panels(len(models), (4.9, 2.5), rows=2, most_columns=2)
+    for column, model in zip(axes, models, strict=True):
+        own = [cell for cell in cells if str(cell.levels.get(MODEL, "")) == model]
+        names = list(dict.fromkeys(_name(cell) for cell in own))
+        for row, (ax, unit) in enumerate(zip(column, ("J a batch", "s a batch"), strict=True)):
+            bars = []
+            for cell in own:
+                value = float(str(sums[cell.id][row]))
+                side = (list(kinds).index(str(cell.levels[by])) - (len(kinds) - 1) / 2) * 0.84 / len(kinds)
+                hatch = HATCHES.get(campaign.provenances[0], "") if row == 0 else ""
+                colour = kinds[str(cell.levels[by])]
+                bars.append(Bar(names.index(_name(cell)) + side, 0.84 / len(kinds), (value, None), colour, hatch))
+            draw_bars(ax, bars, [bar.height for bar in bars], 3.4, unknown="")
+            ax.set_xticks(range(len(names)), names, fontsize=7)
+            ax.set_ylabel(unit)
+        column[-1].set_xlabel("batch size - GPUs")
+        heading(column[0], model)
+    legend_above(figure, bar_handles(kinds, campaign.provenances))
+    note = "joules are those of one card"
+    return finish(figure, f"{campaign.design.name}: {phase} by batch size and GPUs", campaign.provenances, note)
+
+
+def _name(cell: Cell) -> str:
+    return f"{next((cell.levels[n] for n in _BATCH if n in cell.levels), '')}-{cell.levels.get(GPUS, 1)}"
+
+
+# -- what each knob saves ----------------------------------------------------------------------------------------------
+
+
+@styled
+def draw_knob_savings(campaign: Campaign) -> Picture:
+    """Bars of what choosing each factor of the reference saves alone, and what choosing all of them saves."""
+    found: list[Saving] = savings(campaign)
+    models = list(dict.fromkeys(s.model for s in found))
+    names = list(dict.fromkeys(" and ".join(_NAMES.get(n, n) for n in s.free) for s in found))
+    colours = dict(zip(names, PALETTE, strict=False))
+    inches = max(5.0, 1.5 * len(models) + 1.2)
+    figure, (((ax,),)) = panels(1, (inches, 3.2))
+    bars = []
+    for s in found:
+        name = " and ".join(_NAMES.get(n, n) for n in s.free)
+        u95 = None if s.energy.u95 is None else 100 * s.energy.u95
+        x = models.index(s.model) + (names.index(name) - (len(names) - 1) / 2) * 0.27
+        hatch = HATCHES.get(campaign.provenances[0], "")
+        bars.append(Bar(x, 0.27, (100 * (1 - s.energy.value), u95), colours[name], hatch))
+    draw_bars(ax, bars, [bar.height for bar in bars], inches, unknown="")
+    ax.set_xticks(range(len(models)), [shown(model, 20) for model in models])
+    ax.set_ylabel("energy saved (%)")
+    legend_above(figure, bar_handles(colours, campaign.provenances))
+    return finish(figure, f"{campaign.design.name}: what each knob saves", campaign.provenances)

@@ -1,0 +1,1 @@
+"""Texts, terminals, colours and files: how a figure is written."""

@@ -1,0 +1,317 @@
+"""What a run says of itself without being asked for a table: the lines at its close, and energies while it goes on.
+
+`powerd_client.energies.live_energy` finds this module by the entry point `powerd.energies`. All figures are those of
+`powerd_analytics.run_tables.table.phase_table`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from hashlib import sha256
+from pathlib import Path
+from shlex import quote
+from typing import Any
+
+import numpy as np
+
+from powerd_analytics.output.text import seconds
+from powerd_analytics.run_tables.table import (
+    ITERATION,
+    LineOfRun,
+    PhaseRow,
+    PhaseTable,
+    RunRow,
+    TotalRow,
+    group_key,
+    parts_among,
+    phase_table,
+)
+from powerd_analytics.runs.phases import LAYER, kept
+from powerd_analytics.runs.ranks import notes_of_run
+from powerd_analytics.runs.run import Progress, Run, no_progress, read_run
+from powerd_client.energies.live_energy import Energy, said_provenance
+from powerd_client.energies.phase import WHOLE
+from powerd_client.host.log import shown_path
+from powerd_client.host.ownership import delete, whole_text
+from powerd_core.model import Provenance
+from powerd_core.text import printable, significant, with_u95
+
+WIDTH = 80
+"""Columns up to which further devices share the first line."""
+_ORDER = [Provenance.MEASURED.value, Provenance.SIMULATED.value, Provenance.MODELLED.value]
+_ESTIMATOR = ("*.py", "energy/*.py", "runs/*.py", "../../client/powerd_client/signals/signal.py")
+"""What the joules of a run are worked out by."""
+_MOST_REMEMBERED = 1000
+_ASKED = "asked"
+"""The attribute that sets the phases that somebody asks for apart from all others."""
+
+
+def energies(run: Path, *, name: str | None, row: int | None, device: str | None) -> list[Energy]:
+    """Energies of the phases of a run: of all kinds, of those called ``name``, or of the phase in one row; measured
+    ones first. Phases whose readings have not all arrived are left out, but for the one in ``row``.
+
+    Raises `RunFileError`, and `AnalysisError` for an unknown device.
+    """
+    found = _table(run, name, row, device)
+    if isinstance(found, Energy):
+        return [found]
+    table, is_late = found
+    rows = [r for r in table.phases if r.iterations and (_ASKED in r.group or (name is None and row is None))]
+    return [_energy(r, is_late) for r in sorted(rows, key=lambda r: _ORDER.index(r.provenance))]
+
+
+def figures(run: Path) -> list[Energy]:
+    """What each device took in a run (``phase`` is empty), then the energies of all kinds of phases, each with the
+    measured devices first. Raises `RunFileError`."""
+    found = _table(run, None, None, None)
+    assert not isinstance(found, Energy)
+    table, is_late = found
+    devices = [
+        Energy(
+            phase="",
+            energy_j=row.energy_j,
+            u95_j=row.u95_j,
+            seconds=row.time_s,
+            device=row.device,
+            provenance=row.provenance,
+            is_lower_bound=row.is_lower_bound,
+            note=row.note,
+        )
+        for row in table.runs
+    ]
+    phases = [_energy(row, is_late) for row in table.phases if row.iterations]
+    return [e for every in (devices, phases) for e in sorted(every, key=lambda e: _ORDER.index(e.provenance))]
+
+
+def _table(run: Path, name: str | None, row: int | None, device: str | None) -> tuple[PhaseTable, bool] | Energy:
+    """The table of what `energies` asks for, and whether some of its readings have not arrived; or why there is none.
+
+    The phases that are asked for have the attribute `_ASKED`.
+    """
+    whole = read_run(run)
+    p = whole.phases
+    if row is not None:
+        asked = np.arange(len(p)) == row
+    else:
+        asked = p.of(
+            [
+                i
+                for i, kind in enumerate(p.classes)
+                if name in (None, kind.name, "/".join(kind.path), "/".join(kind.shown))
+            ]
+        )
+    arrived = (p.end_ns <= whole.end_ns) & (p.begin_bound_ns >= 0) & (p.end_bound_ns >= 0)
+    is_late = bool((asked & ~arrived & ~p.cut).any())
+    if row is not None:
+        is_late = is_late or bool(p.cut[row])
+        if p.begin_ns[row] >= whole.end_ns:
+            return Energy(p.classes[p.label[row]].name, is_so_far=True, note="its readings have not arrived yet")
+        arrived |= asked
+        p = replace(p, cut=p.cut & ~asked)  # what has arrived of it counts as the phase
+    keep = (arrived | p.cut) & (p.begin_ns < whole.end_ns)
+    p = replace(p, end_ns=np.minimum(p.end_ns, whole.end_ns))
+    if row is not None or name is not None:  # a group of their own, so that they have a row of their own
+        label, classes = p.label.copy(), list(p.classes)
+        for i in np.unique(label[asked]):
+            label[asked & (label == i)] = len(classes)
+            home = None if (group := classes[i].home) is None else (*group, (_ASKED, True))
+            classes.append(replace(classes[i], attributes={**classes[i].attributes, _ASKED: True}, home=home))
+        p = replace(p, classes=tuple(classes), label=label)
+    return phase_table(replace(whole, phases=kept(p, keep)), device), is_late
+
+
+def _energy(row: PhaseRow, is_late: bool) -> Energy:
+    return Energy(
+        phase=row.phase,
+        energy_j=row.j_per_batch,
+        u95_j=row.u95_j,
+        seconds=row.s_per_batch or 0.0,
+        count=row.iterations,
+        device=row.device,
+        provenance=row.provenance,
+        is_so_far=is_late,
+        is_lower_bound=row.is_lower_bound,
+        note=row.note,
+    )
+
+
+# -- the one number of a run -------------------------------------------------------------------------------------------
+
+
+def run_totals(run: Run, *, progress: Progress = no_progress) -> tuple[RunRow, ...]:
+    """The rows of the whole run as its table has them: what `joules info`, `verify` and `top` say of its joules.
+
+    They are remembered in the user's cache, by the file and by the estimator, so that the second question is answered
+    at once. Raises `AnalysisError`.
+    """
+    rows = _remembered(run)
+    if rows is None:
+        rows = phase_table(run, progress=progress).runs
+        remember(run, rows)
+    return rows
+
+
+def remember(run: Run, rows: Sequence[RunRow]) -> None:
+    """Keep the rows of the whole run for `run_totals`. A cache that cannot be written is none."""
+    with contextlib.suppress(OSError):
+        place = _cache_of(run)
+        place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for old in sorted(place.parent.glob("*.json"), key=lambda path: path.stat().st_mtime)[:-_MOST_REMEMBERED]:
+            delete(old)
+        whole_text(place, json.dumps([asdict(row) for row in rows]))
+
+
+def _remembered(run: Run) -> tuple[RunRow, ...] | None:
+    try:
+        rows = json.loads(_cache_of(run).read_text(encoding="utf-8"))
+        return tuple(RunRow(**row | {"lines": tuple(LineOfRun(**line) for line in row["lines"])}) for row in rows)
+    except (OSError, ValueError, TypeError, LookupError):
+        return None
+
+
+def _cache_of(run: Run) -> Path:
+    """Its name is of all that the joules depend on: the file, what its lines mean, and the estimator. Raises
+    `OSError`."""
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    status = run.path.stat()
+    file = (str(run.path.resolve()), status.st_ino, status.st_size, status.st_mtime_ns)
+    sources = [path for name in _ESTIMATOR for path in sorted(Path(__file__).parent.glob(name))]
+    estimator = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in sources]
+    lines = [(line.name, line.conversion, line.accuracy) for line in run.lines.values()]
+    key = sha256(repr((file, estimator, lines)).encode()).hexdigest()
+    return Path(home) / "powerd" / "totals" / f"{key[:32]}.json"
+
+
+def joules_text(row: RunRow) -> str:
+    """The joules of a whole run in words, the same wherever they are told: figure, ± U95, and what has no readings."""
+    if row.energy_j is None:
+        return f"{_joules(row)}, in {seconds(row.time_s)}"
+    missing = f", {_missing(row)}" if _missing(row) else ""
+    return f"{_joules(row)} over {seconds(row.time_s)}{missing}"
+
+
+# -- the lines at the end of a recording -------------------------------------------------------------------------------
+
+
+def result_lines(path: Path) -> list[str]:
+    """The result of a run in at most three lines: the joules of its table, the shares of its phases, and what to do
+    next, behind what makes the joules weaker: sensors that failed, another program on the device. Of several such
+    things the first is said, and `joules info` and the tables say all.
+
+    What that takes is bounded by the readings that the regression sees, here as in every table.
+    """
+    run = read_run(path)
+    table = phase_table(run)
+    remember(run, table.runs)
+    rows = sorted(table.runs, key=lambda r: (r.energy_j is None, _ORDER.index(r.provenance), -(r.energy_j or 0.0)))
+    name = shown_path(run.path)
+    if not rows:
+        return [f"{name}: no device was recorded", f"  next: joules info {quote(name)}"]
+    main = rows[0]
+    first = f"{name}: {_joules(main)}"
+    if main.energy_j is not None and main.power_w is not None:
+        wh, power, time = (significant(x, 3) for x in (main.energy_j / 3600, main.power_w, main.time_s))
+        first += f" ({wh} Wh), {power} W over {time} s"
+    for k, row in enumerate(rows[1:], 1):
+        longer = f"{first}; {_joules(row)}"
+        if len(longer) > WIDTH:
+            first += f"; {len(rows) - k} more"
+            break
+        first = longer
+    warnings = sum(m.get("level") in ("warning", "error") for m in run.messages)
+    lost = [_missing(main)] if _missing(main) else []
+    lost += ["incomplete"] * (not run.is_complete) + [f"{warnings} warning{'s' * (warnings > 1)}"] * (warnings > 0)
+    told = [*(row.faults for row in rows), *notes_of_run(run)]
+    first_told, *others = [*dict.fromkeys(text for text in told if text)] or [""]
+    beside = (f"{first_told}; " + f"{len(others)} more; " * bool(others)) * bool(first_told)
+    command = "info" if warnings or first_told else "tables"
+    last = f"  {beside}next: joules {command} {quote(name)}" + f" ({', '.join(lost)})" * bool(lost)
+    return [printable(line) for line in (first, _shares(run, table, main), last)]
+
+
+def _missing(row: RunRow) -> str:
+    """``9.2 s saturated``; empty where nothing is missing."""
+    return f"{seconds(row.missing_s)} {row.missing_word}" if row.missing_s > 1e-3 * row.time_s else ""
+
+
+def _joules(row: RunRow) -> str:
+    who = f"{row.device} {said_provenance(row.provenance)}"
+    if row.energy_j is None:
+        why = row.note.partition(";")[0].removeprefix("not resolvable: ")
+        return f"{who}: no joules, {why}" if why else f"{who}: no joules"
+    why = "" if row.u95_j is not None or row.is_lower_bound else " (± not known)"
+    return f"{who} {with_u95(row.energy_j, row.u95_j, 'J', is_lower_bound=row.is_lower_bound)}{why}"
+
+
+def _shares(run: Run, table: PhaseTable, whole: RunRow) -> str:
+    """``of 553 J in iterations: backward 54 %, forward 26 %, rest 20 %``, the largest first, on one line: the shares of
+    the table, of all its groups together."""
+    of_device = (whole.device, whole.provenance)
+    groups = [t for t in table.totals if (t.device, t.provenance) == of_device and _is_trained(t.group)]
+    groups = [t for t in groups if "batch_size" in t.group] or groups
+    keys = {group_key(t.group) for t in groups}
+    rows = [r for r in table.phases if (r.device, r.provenance) == of_device and group_key(r.group) in keys]
+    if not whole.energy_j or not rows or {r.path for r in rows} <= {WHOLE}:
+        return "  no phases are marked in it: see meter.watch and meter.phase"
+    joules: dict[str, float] = {}
+    hidden: dict[str, None] = {}
+    for row in (row for key in keys for row in parts_among([r for r in rows if group_key(r.group) == key])):
+        if row.j_per_batch is None:
+            hidden[row.phase] = None
+        else:
+            joules[row.phase] = joules.get(row.phase, 0.0) + row.j_per_batch * row.iterations
+    names = ", ".join(hidden) if len(hidden) < 5 else f"{len(hidden)} more"
+    base = sum(t.energy_j or 0.0 for t in groups)
+    if not joules or not base:
+        return f"  {names or 'phases'}: not resolvable; the table says why"
+    shares = {name: 100 * j / base for name, j in joules.items()}
+    largest = sorted(shares, key=shares.__getitem__, reverse=True)
+    texts = [f"{name} {shares[name]:.0f} %" for name in largest]
+    rest = 100 - sum(shares.values())
+    texts += [f"rest{' with ' * bool(hidden)}{names} {rest:.0f} %"] if hidden or rest > 0.5 else []
+    outermost = {r.path.partition("/")[0] for r in rows}
+    within = "phases" if len(outermost) > 1 else "iterations" if outermost == {ITERATION} else outermost.pop()
+    return f"  of {significant(base, 4)} J in {within}: {', '.join(texts)}"
+
+
+def _is_trained(group: Mapping[str, Any]) -> bool:
+    """Whether the phases of a group are of a training, not of its layers or beside others."""
+    return LAYER not in group and group.get("overlaps") is not True
+
+
+def totals(path: Path, device: str | None = None) -> dict[str, float]:
+    """Joules, seconds, watts and EDP of the run, its groups and the means of their phases, as far as they are known, by
+    names such as ``powerd/gpu0.measured/forward/j_per_batch``.
+
+    Groups are told apart by their attributes: ``.../batch_size=64,model=x/...``. A lower bound says so in its name.
+    Raises `RunFileError`, and `AnalysisError` for an unknown device.
+    """
+    table = phase_table(read_run(path), device)
+    figures: dict[str, float] = {}
+
+    def add(row: RunRow | TotalRow | PhaseRow, path: list[str], **values: float | None) -> None:
+        for name, value in values.items():
+            is_bound = row.is_lower_bound and name not in ("time_s", "s_per_batch")
+            words = ["powerd", f"{row.device}.{row.provenance}", *path, name + "_at_least" * is_bound]
+            if value is not None:
+                figures[printable("/".join(words))] = float(value)
+
+    def named(row: TotalRow | PhaseRow) -> list[str]:
+        text = ",".join(f"{name}={value}" for name, value in sorted(row.group.items()))
+        return [text.replace("/", ".")] if text else []
+
+    for r in table.runs:
+        edp_js = None if r.energy_j is None else r.energy_j * r.time_s
+        add(r, [], energy_j=r.energy_j, energy_u95_j=r.u95_j, time_s=r.time_s, power_w=r.power_w, edp_js=edp_js)
+    for t in table.totals:
+        path_of = named(t) or ["phases"]
+        add(t, path_of, energy_j=t.energy_j, energy_u95_j=t.u95_j, time_s=t.time_s, power_w=t.power_w, edp_js=t.edp_js)
+    for p in table.phases:
+        path_of = [*named(p), p.phase.replace("/", ".")]
+        add(p, path_of, j_per_batch=p.j_per_batch, u95_j_per_batch=p.u95_j, s_per_batch=p.s_per_batch,
+            power_w=p.power_w)  # fmt: skip
+    return figures

@@ -1,0 +1,1 @@
+"""Tables that are frame to frame: layouts, pivots, comparisons, choices."""

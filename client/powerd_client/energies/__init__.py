@@ -1,0 +1,1 @@
+"""Phases, and their joules while a program runs."""

@@ -1,0 +1,1 @@
+"""What the machine of a training has: its clock, its disk, its GPUs, and a powerd of its own."""

@@ -1,0 +1,1 @@
+"""Processes that record: the recording, its worker, and logs that others wrote."""

@@ -1,0 +1,1 @@
+"""From readings to power over time, and phases from marks."""
