@@ -177,7 +177,7 @@ from powerd_analytics import cli
 try:
     cli.main(["tables", sys.argv[1], "--format", "csv"])
 except SystemExit:
-    ours = sorted(name for name in sys.modules if name.startswith("powerd_"))
+    ours = sorted(n for n, m in sys.modules.items() if n.startswith("powerd_") and not hasattr(m, "__path__"))
     sys.exit(f"{len(ours)} modules: {' '.join(ours)}" if len(ours) > 80 else 0)
 """
     done = call([sys.executable, "-c", code, str(run)], None)

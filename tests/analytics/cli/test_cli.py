@@ -43,7 +43,8 @@ def test_the_columns_are_these_and_stay(run, capsys):
         "edp_js", "ed2p_js2",
         "j_per_sample", "samples_per_j", "s_per_sample", "edp_per_sample_js", "eds", "operations_per_sample",
         "operations_executed_per_sample", "gflops_per_w", "u_statistical_gflops_per_w", "u_systematic_gflops_per_w",
-        "gflops_per_w_executed", "gflops_convention", "gflops_basis", "phases_j", "rest_j", "missing_s", "off_by_j",
+        "gflops_per_w_executed", "gflops_convention", "gflops_basis", "phases_j", "rest_j", "rest_u95_j", "missing_s",
+        "off_by_j",
         "is_lower_bound", "note", "runs",
     )  # fmt: skip
     assert {r["kind"] for r in rows} == {"phase", "total", "run"}
