@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 
 from powerd_analytics.campaign_views.all_tables import campaign_tables
-from powerd_analytics.campaign_views.cells import Campaign, CellFigures
+from powerd_analytics.campaign_views.campaign_figures import Campaign, CellFigures
 from powerd_analytics.campaign_views.group_tables import wholes
 from powerd_analytics.campaign_views.groups import CORE, MEMORY, marginals, scalings
 from powerd_analytics.campaigns.design import Cell, Design

@@ -12,8 +12,8 @@ from make_campaign import one_run, simulated_campaign
 from make_run import MS, LineSpec, make_run, training
 
 from powerd_analytics.campaign_views import all_tables as campaign
+from powerd_analytics.campaign_views.campaign_figures import Campaign
 from powerd_analytics.campaign_views.campaign_page import pictures, write_report
-from powerd_analytics.campaign_views.cells import Campaign
 from powerd_analytics.cli import campaign as campaign_command
 from powerd_analytics.cli import shared
 from powerd_analytics.cli import tables as tables_command

@@ -13,8 +13,8 @@ import make_layers
 from make_campaign import one_run, simulated_campaign
 from make_run import MS, LineSpec, S, make_run, training
 
+from powerd_analytics.campaign_views.campaign_figures import Campaign
 from powerd_analytics.campaign_views.campaign_page import write_report as write_campaign
-from powerd_analytics.campaign_views.cells import Campaign
 from powerd_analytics.report import write_report
 from powerd_analytics.runs.run import read_run
 from powerd_analytics.runs.signals import load_signal

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from fuzzing.picker import Picker, expect, spoiled
 from powerd_analytics.campaign_views.all_tables import campaign_tables
+from powerd_analytics.campaign_views.campaign_figures import Campaign, measured
 from powerd_analytics.campaign_views.campaign_page import about
-from powerd_analytics.campaign_views.cells import Campaign, measured
 from powerd_analytics.campaign_views.findings import findings
 from powerd_analytics.campaigns.campaign_file import design_of
 from powerd_analytics.campaigns.design import Design

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from powerd_analytics.campaign_views.campaign_figures import SINGLE, Campaign, is_single
 from powerd_analytics.campaign_views.cell_tables import (
     accuracy_table,
     cells_table,
@@ -15,7 +16,6 @@ from powerd_analytics.campaign_views.cell_tables import (
     testbed_table,
     trainings_table,
 )
-from powerd_analytics.campaign_views.cells import SINGLE, Campaign, is_single
 from powerd_analytics.campaign_views.group_tables import (
     floor_table,
     machines_table,

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from powerd_analytics.campaign_views.all_tables import campaign_tables
+from powerd_analytics.campaign_views.campaign_figures import CAP, Campaign, run_notes
 from powerd_analytics.campaign_views.cell_tables import phase_names
-from powerd_analytics.campaign_views.cells import CAP, Campaign, run_notes
 from powerd_analytics.campaign_views.findings import findings
 from powerd_analytics.campaign_views.group_tables import savings
 from powerd_analytics.campaign_views.groups import CORE, MEMORY
@@ -111,7 +111,7 @@ def pictures(campaign: Campaign, beside: Sequence[Campaign] = ()) -> Iterator[Pi
     if CAP in swept and len(design.factors.get(GPUS, ())) > 1 and has_reference:
         yield Picture("gpus", "Caps by number of GPUs", partial(draw_gpus, campaign))
         yield Picture("scaling", "Time by number of GPUs", partial(draw_scaling, campaign))
-    if design.instrument.moved_over:
+    if design.analysis.instrument.moved_over:
         for phase in dict.fromkeys(name for m in campaign.runs for name in phase_names(m.result)):
             title = f"{phase} by batch size and GPUs"
             yield Picture(f"kinds-{phase}", title[:1].upper() + title[1:], partial(draw_kinds, campaign, phase))

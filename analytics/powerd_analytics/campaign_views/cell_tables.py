@@ -9,7 +9,7 @@ from math import ceil
 from statistics import fmean, stdev
 from typing import Any
 
-from powerd_analytics.campaign_views.cells import (
+from powerd_analytics.campaign_views.campaign_figures import (
     CAP,
     EPOCH,
     Campaign,
@@ -52,7 +52,7 @@ def cells_table(campaign: Campaign) -> Table:
         Column("energy_j", "number", "J", heading=f"J{per}{of_device}", sign="≥"),
         Column("u95_j", "number", "J", heading="± U95", is_uncertainty=True),
     ]
-    if design.instrument.moved_over:
+    if design.analysis.instrument.moved_over:
         columns.append(Column("one_card_j", "number", "J", heading="J of one card"))
         columns.append(Column("u95_one_card_j", "number", "J", heading="± U95", is_uncertainty=True))
     if design.reference:
@@ -81,7 +81,7 @@ def cells_table(campaign: Campaign) -> Table:
             text = f"no result: {why.reason}{f' ({shortened(why.text, 60)})' if why.text else ''}"
             rows.append({**cell.levels, "runs": 0, "note": text})
     notes = [f"E and EDP: of those at {reference_text(design)}, in the same block"] if design.reference else []
-    notes += ["joules of all cards, by what one of each kind took"] if design.instrument.moved_over else []
+    notes += ["joules of all cards, by what one of each kind took"] if design.analysis.instrument.moved_over else []
     notes += _quiet_verdicts(rows) + campaign.asked_notes + run_notes(design, history)
     return make_table("cells", f"Cells of {design.name}", columns, rows, notes)
 
@@ -102,14 +102,14 @@ def accuracy_table(campaign: Campaign) -> Table:
     for name in names:
         columns.append(Column(name, "number", heading=name))
         columns.append(Column(f"u95_{name}", "number", heading="± U95", is_uncertainty=True))
-    columns += [Column("average", "number", "1", "by the weights of the file")] if design.weights else []
+    columns += [Column("average", "number", "1", "by the weights of the file")] if design.analysis.weights else []
     columns.append(Column("energy_j", "number", "J", heading="J", sign="≥"))
     rows: list[dict[str, TableCell]] = []
     for f in figures if names else ():
         row: dict[str, TableCell] = {**campaign.levels(f.cell), "runs": f.runs, "energy_j": f.energy_j.value}
-        if design.weights and set(design.weights) <= set(f.accuracy):
-            values = [f.accuracy[name].value for name in design.weights]
-            row["average"] = weighted_mean(values, list(design.weights.values()))
+        if design.analysis.weights and set(design.analysis.weights) <= set(f.accuracy):
+            values = [f.accuracy[name].value for name in design.analysis.weights]
+            row["average"] = weighted_mean(values, list(design.analysis.weights.values()))
         for name, mean in f.accuracy.items():
             row |= {name: mean.value, f"u95_{name}": mean.u95}
         rows.append(row)
@@ -148,7 +148,9 @@ def phases_table(campaign: Campaign) -> Table:
     are off the reference's, block by block, as Castro et al. compare two cards. What is not resolvable says so."""
     design = campaign.design
     per = "/batch" if _has_batches(campaign) else ""
-    of_card = " of one card" if design.instrument.moved_over else f" of {design.device}" if design.device else ""
+    of_card = (
+        " of one card" if design.analysis.instrument.moved_over else f" of {design.device}" if design.device else ""
+    )
     columns = [
         *campaign.factor_columns, Column("phase"),
         Column("time_s", "number", "s", heading=f"s{per}"),

@@ -11,8 +11,7 @@ from itertools import pairwise
 from math import exp, hypot, log
 from statistics import fmean
 
-from powerd_analytics.campaign_views.cell_tables import kernels_of
-from powerd_analytics.campaign_views.cells import (
+from powerd_analytics.campaign_views.campaign_figures import (
     SINGLE,
     Campaign,
     CellFigures,
@@ -21,6 +20,7 @@ from powerd_analytics.campaign_views.cells import (
     is_single,
     same_losses,
 )
+from powerd_analytics.campaign_views.cell_tables import kernels_of
 from powerd_analytics.campaign_views.group_tables import floor_j, is_below, savings, wholes
 from powerd_analytics.campaign_views.groups import CORE, MEMORY, Scaling, knee, marginals, scalings, setting_text, spans
 from powerd_analytics.campaigns.design import GPUS, KNOBS, MODEL, Design, level_text
@@ -254,15 +254,15 @@ def _of_scaling(campaign: Campaign, scaling: Scaling) -> list[str]:
 
 def _of_floor(design: Design, figures: Sequence[CellFigures]) -> Iterator[str]:
     """How much of the joules at the reference idling would have drawn, by number of GPUs: why few of them save less."""
-    if design.idle_w is None:
+    if design.analysis.idle_w is None:
         return
     at = {f.cell.levels.get(GPUS, 1): f for f in figures if f.cell == design.reference_of(f.cell)}
     shares = {gpus: 100 * floor_j(design, f) / f.energy_j.value for gpus, f in at.items()}
     if len(shares) > 1:
         texts, numbers = _listed([f"{share:.3g}" for share in shares.values()]), _listed([str(n) for n in shares])
         yield (
-            f"the idle floor of {design.idle_w:g} W is {texts} % of the joules at the reference with {numbers} GPUs: "
-            "what idles is paid for longer at a low cap, and no cap lowers it"
+            f"the idle floor of {design.analysis.idle_w:g} W is {texts} % of the joules at the reference with "
+            f"{numbers} GPUs: what idles is paid for longer at a low cap, and no cap lowers it"
         )
 
 
@@ -341,7 +341,7 @@ def _of_mixed_cards(campaign: Campaign) -> Iterator[str]:
             mixed[model, batch / kinds] = w.time_s.value * batch
         else:
             ((kind, n),) = w.cards.items()
-            if n == campaign.design.instrument.mixed.get(kind):
+            if n == campaign.design.analysis.instrument.mixed.get(kind):
                 alone.setdefault((model, batch), {})[kind] = w.time_s.value * batch
     both = [(time, alone[key].values()) for key, time in mixed.items() if len(alone.get(key, ())) > 1]
     if not both:

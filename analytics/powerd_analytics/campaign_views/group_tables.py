@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, log
 
-from powerd_analytics.campaign_views.cells import Campaign, CellFigures, KnobGroup, is_knob
+from powerd_analytics.campaign_views.campaign_figures import Campaign, CellFigures, KnobGroup, is_knob
 from powerd_analytics.campaign_views.groups import (
     CORE,
     MEMORY,
@@ -305,7 +305,7 @@ class MixedMachine:
 
 def wholes(campaign: Campaign) -> list[MixedMachine]:
     """Machines by what one card of each kind took: the same one may have several cells, as one of each kind."""
-    moved_over, found = campaign.design.instrument.moved_over, dict[object, MixedMachine]()
+    moved_over, found = campaign.design.analysis.instrument.moved_over, dict[object, MixedMachine]()
     for f in campaign.cells if moved_over else ():
         levels, cards = {n: v for n, v in f.cell.levels.items() if n != moved_over}, campaign.cards(f.cell)
         key = (tuple(levels.items()), tuple(cards))
@@ -317,7 +317,9 @@ def wholes(campaign: Campaign) -> list[MixedMachine]:
 
 def machines_table(campaign: Campaign) -> Table:
     """Batches, seconds, joules and EDP of whole machines, as tables 3 and 6 of Castro et al."""
-    others = [c for c in campaign.factor_columns if c.name not in (campaign.design.instrument.moved_over, GPUS)]
+    others = [
+        c for c in campaign.factor_columns if c.name not in (campaign.design.analysis.instrument.moved_over, GPUS)
+    ]
     columns = [
         *others, Column("cards"), Column("batches", "integer", "1"), Column("time_s", "number", "s", heading="s"),
         Column("energy_j", "number", "J", heading="kJ", per=1e3),
@@ -358,7 +360,7 @@ def floor_table(campaign: Campaign) -> Table:
         Column("floor_pct", "number", "%", heading="floor %"),
     ]  # fmt: skip
     rows: list[dict[str, TableCell]] = []
-    for group in campaign.groups if campaign.design.idle_w is not None else ():
+    for group in campaign.groups if campaign.design.analysis.idle_w is not None else ():
         if group.reference is None:
             continue
         for name, cell in (("reference", group.reference), ("least E", campaign.best(group, "e").cell)):
@@ -373,4 +375,4 @@ def floor_table(campaign: Campaign) -> Table:
 
 def floor_j(design: Design, f: CellFigures) -> float:
     """Joules that idling for as long as a run of a cell would have taken."""
-    return (design.idle_w or 0.0) * f.time_s.value
+    return (design.analysis.idle_w or 0.0) * f.time_s.value

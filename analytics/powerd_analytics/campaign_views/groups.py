@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from powerd_analytics.campaign_views.cells import Campaign, KnobGroup
+from powerd_analytics.campaign_views.campaign_figures import Campaign, KnobGroup
 from powerd_analytics.campaigns.design import GPUS, KNOBS, Cell, Design, level_text
 from powerd_analytics.frame.figure import Figure
 from powerd_analytics.frame.means import mean_of_ratios

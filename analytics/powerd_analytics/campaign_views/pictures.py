@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from powerd_analytics.campaign_views.campaign_figures import CAP, Campaign, CellFigures, KnobGroup
 from powerd_analytics.campaign_views.cell_tables import phase_rows
-from powerd_analytics.campaign_views.cells import CAP, Campaign, CellFigures, KnobGroup
 from powerd_analytics.campaign_views.group_tables import Saving, savings
 from powerd_analytics.campaign_views.groups import scalings
 from powerd_analytics.campaigns.design import GPUS, KNOBS, MODEL, Cell
@@ -229,7 +229,7 @@ def draw_scaling(campaign: Campaign) -> Picture:
 def draw_kinds(campaign: Campaign, phase: str) -> Picture:
     """Joules and seconds of a batch by batch size and GPUs, the kinds of cards beside each other in one axis: a panel
     for each model, as figures 5 to 8 of Castro et al."""
-    by = campaign.design.instrument.moved_over
+    by = campaign.design.analysis.instrument.moved_over
     sums = {
         cell.id: (row["energy_j"], row["time_s"])
         for cell, row in phase_rows(campaign)

@@ -15,6 +15,7 @@ from typing import Any, Literal
 from powerd_analytics.campaigns.design import (
     GPUS,
     KNOBS,
+    Analysis,
     Control,
     Design,
     Guard,
@@ -152,12 +153,14 @@ def design_of(document: Mapping[str, Any], origin: str = "campaign") -> Design:
             environment={name: str(value) for name, value in file.environment.items()},
             work=file.work.numbers,
             device=file.campaign.device,
-            price_per_kwh=file.campaign.price_per_kwh,
-            currency=file.campaign.currency,
-            idle_w=file.campaign.idle_w,
-            weights=file.weights,
             pilot=file.pilot,
-            instrument=file.instrument,
+            analysis=Analysis(
+                price_per_kwh=file.campaign.price_per_kwh,
+                currency=file.campaign.currency,
+                idle_w=file.campaign.idle_w,
+                weights=file.weights,
+                instrument=file.instrument,
+            ),
             simulation=file.simulation,
         )
         _check(design)
@@ -214,9 +217,9 @@ def _check(design: Design) -> None:
     for levels in design.more_cells:
         if set(levels) != set(design.factors):
             raise ConfigError(f"cell: say a level of each factor: {', '.join(design.factors)}")
-    if design.instrument.moved_over and design.instrument.moved_over not in design.factors:
-        raise ConfigError(f"instrument.moved_over: there is no factor {design.instrument.moved_over!r}")
-    if any(weight <= 0 for weight in design.weights.values()):
+    if design.analysis.instrument.moved_over and design.analysis.instrument.moved_over not in design.factors:
+        raise ConfigError(f"instrument.moved_over: there is no factor {design.analysis.instrument.moved_over!r}")
+    if any(weight <= 0 for weight in design.analysis.weights.values()):
         raise ConfigError("weights: each must be above 0")
     for row in design.simulation.rows:
         build_options(SimulatedRow, {k: v for k, v in row.items() if k not in design.factors}, "simulation.rows")

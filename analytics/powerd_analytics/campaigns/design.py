@@ -159,6 +159,19 @@ class Instrument:
 
 
 @dataclass(frozen=True, slots=True)
+class Analysis:
+    """How runs are looked at. Nothing of it changes what is run."""
+
+    price_per_kwh: float | None = None
+    currency: str = "EUR"
+    idle_w: float | None = None
+    """What the devices that count draw while nothing runs."""
+    weights: Mapping[str, float] = field(default_factory=dict)
+    """Of the results that are averaged into one, as accuracies of several test sets are."""
+    instrument: Instrument = field(default_factory=Instrument)
+
+
+@dataclass(frozen=True, slots=True)
 class Simulation:
     """What the simulated card does for a cell, with ``--on``."""
 
@@ -255,14 +268,8 @@ class Design:
     """What every run does: ``images`` and ``epochs``, or ``samples``."""
     device: str = ""
     """Whose joules count; without it all GPUs, or all devices where there is none."""
-    price_per_kwh: float | None = None
-    currency: str = "EUR"
-    idle_w: float | None = None
-    """What the devices that count draw while nothing runs."""
-    weights: Mapping[str, float] = field(default_factory=dict)
-    """Of the results that are averaged into one, as accuracies of several test sets are."""
     pilot: Pilot | None = None
-    instrument: Instrument = field(default_factory=Instrument)
+    analysis: Analysis = field(default_factory=Analysis)
     simulation: Simulation = field(default_factory=Simulation)
 
     @property

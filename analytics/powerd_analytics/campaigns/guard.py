@@ -1,4 +1,5 @@
-"""What must hold before a run of a campaign begins: the GPU as cool as at the first run, and a pause.
+"""What must hold before a run of a campaign begins (the GPU as cool as at the first run, and a pause), and why one that
+has ended does not count.
 
 A card that is warm from the run before draws more (it leaks) and may be slowed down by heat, so that a cell would
 depend on what ran before it.
@@ -8,12 +9,17 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from powerd_analytics.campaigns.design import Guard
+from powerd_analytics.campaigns.journal import Discard, Result
+from powerd_core.verdict import Verdict
 
+CONTRADICTED = "contradicted"
+"""Why a run does not count whose phases say something else than its cell."""
+_REASON = {Verdict.OVERRIDDEN: "overridden", Verdict.CONFOUNDED: "thermal", Verdict.CLOCK_MISSED: "clock-missed"}
 _LOOK_S = 1.0
 
 
@@ -87,3 +93,15 @@ class Wait:
             tell(f"cooling down: {now_c:.0f} degrees, {most_c:.0f} wanted")
             self.clock.sleep(_LOOK_S)
         return ""
+
+
+def spoiled(result: Result, reasons: Iterable[str]) -> Discard | None:
+    """Why a run does not count by its phases, or by the guard's ``reasons``; None where it does."""
+    if result.contradiction:
+        return Discard(CONTRADICTED, result.contradiction)
+    if result.note.startswith("lease lost") and "lease-lost" in reasons:
+        return Discard("lease-lost", result.note)
+    if result.shared and "shared" in reasons:
+        return Discard("shared", result.shared)
+    reason = _REASON.get(Verdict(result.verdict)) if result.verdict else None
+    return Discard(reason, result.note) if reason in tuple(reasons) and reason is not None else None

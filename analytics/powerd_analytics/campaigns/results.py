@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from powerd_analytics.campaigns.design import GPUS, KNOBS, Design, Levels
-from powerd_analytics.campaigns.journal import Discard, History, Result
+from powerd_analytics.campaigns.journal import History, Result
 from powerd_analytics.frame.figure import Record
 from powerd_analytics.frame.figures import RESULT, rows_of
 from powerd_analytics.output.text import is_number_cell
@@ -22,13 +22,10 @@ from powerd_core.verdict import Verdict, worst
 if TYPE_CHECKING:
     from powerd_analytics.run_tables.table import PhaseTable
 
-CONTRADICTED = "contradicted"
-"""Why a run does not count whose phases say something else than its cell."""
 WORK_SHARE = 0.005
 """Work that differs by less than this is the same: the last batch of an epoch may be smaller."""
 KERNELS = "kernels"
 """The event of `Meter.record_kernels`."""
-_REASON = {Verdict.OVERRIDDEN: "overridden", Verdict.CONFOUNDED: "thermal", Verdict.CLOCK_MISSED: "clock-missed"}
 _LOST = (State.YIELDED.value, State.LOST.value)
 
 
@@ -175,15 +172,3 @@ def _kernels(run: Run) -> dict[str, Any]:
     if of is None or not isinstance(names, Mapping) or not names:
         return {}
     return {"digest": of.get("digest"), "distinct": of.get("distinct"), "first": max(names, key=lambda n: names[n])}
-
-
-def spoiled(result: Result, file: Path, reasons: Iterable[str]) -> Discard | None:
-    """Why a run does not count by its phases, or by the guard's ``reasons``; None where it does."""
-    if result.contradiction:
-        return Discard(CONTRADICTED, result.contradiction)
-    if result.note.startswith("lease lost") and "lease-lost" in reasons:
-        return Discard("lease-lost", result.note)
-    if result.shared and "shared" in reasons:
-        return Discard("shared", result.shared)
-    reason = _REASON.get(Verdict(result.verdict)) if result.verdict else None
-    return Discard(reason, result.note) if reason in tuple(reasons) and reason is not None else None

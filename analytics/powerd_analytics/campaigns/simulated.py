@@ -152,7 +152,7 @@ class Simulated:
         if self.design.simulation.machine:
             return "node"
         cards = levels.get(GPUS, 1)
-        return "gpu0" if cards == 1 or self.design.instrument.moved_over else f"{cards} GPUs"
+        return "gpu0" if cards == 1 or self.design.analysis.instrument.moved_over else f"{cards} GPUs"
 
     def _network(self, levels: Mapping[str, Any], row: Mapping[str, Any]) -> Network:
         """What is trained, with iterations as long as the design says. With another batch size the kernels take longer

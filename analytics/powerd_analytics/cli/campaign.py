@@ -16,7 +16,7 @@ from powerd_core.errors import ConfigError, RunFileError
 from powerd_core.text import printable
 
 if TYPE_CHECKING:
-    from powerd_analytics.campaign_views.cells import Campaign
+    from powerd_analytics.campaign_views.campaign_figures import Campaign
     from powerd_analytics.campaigns.design import Design
     from powerd_analytics.campaigns.executors import Executor
     from powerd_analytics.campaigns.journal import History, Journal
@@ -84,7 +84,7 @@ class Opened:
 
 def opened(file: Path, into: Path | None) -> Opened:
     """Raises `RunFileError` where it has not begun."""
-    from powerd_analytics.campaign_views.cells import Campaign
+    from powerd_analytics.campaign_views.campaign_figures import Campaign
     from powerd_analytics.campaigns.journal import read_history
     from powerd_analytics.campaigns.results import with_rows
 
@@ -159,8 +159,8 @@ def _cost_text(design: Design, to_do: Left) -> str:
     if not to_do.runs or to_do.seconds is None or to_do.energy_j is None:
         return ""
     text = f", about {seconds_text(to_do.seconds)}, {digits(to_do.energy_j / 3.6e3, 3)} Wh"
-    if design.price_per_kwh is not None:
-        text += f", {money(to_do.energy_j, design.price_per_kwh):.2f} {design.currency}"
+    if design.analysis.price_per_kwh is not None:
+        text += f", {money(to_do.energy_j, design.analysis.price_per_kwh):.2f} {design.analysis.currency}"
     return text
 
 
@@ -328,7 +328,7 @@ def status(file: File, *, into: Into = None, format: shared.TextOrJson = "text")
     from collections import Counter
     from json import dumps
 
-    from powerd_analytics.campaign_views.cells import run_notes
+    from powerd_analytics.campaign_views.campaign_figures import run_notes
     from powerd_analytics.campaigns.runner import Blocks, left
 
     c = opened(file, into)
@@ -532,7 +532,7 @@ def caps(
       joules campaign caps --adaptive --metric edp -- python train.py --epochs 1
     """
     from powerd_analytics.campaign_views.all_tables import campaign_tables
-    from powerd_analytics.campaign_views.cells import Campaign, is_single
+    from powerd_analytics.campaign_views.campaign_figures import Campaign, is_single
     from powerd_analytics.campaigns.caps import Rounds, caps_design, levels_of, promise_text, train_command
     from powerd_analytics.campaigns.design import Simulation
     from powerd_analytics.campaigns.executors import knob_ranges

@@ -8,7 +8,7 @@ import pytest
 from command import joules
 
 from powerd_analytics.campaign_views.all_tables import campaign_tables
-from powerd_analytics.campaign_views.cells import Campaign
+from powerd_analytics.campaign_views.campaign_figures import Campaign
 from powerd_analytics.campaigns.campaign_file import design_of
 from powerd_analytics.campaigns.caps import Rounds, caps_design, levels_of
 from powerd_analytics.campaigns.design import Simulation

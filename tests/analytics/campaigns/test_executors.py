@@ -11,8 +11,8 @@ import pytest
 from make_campaign import result
 
 from powerd_analytics.campaign_views.all_tables import campaign_tables
+from powerd_analytics.campaign_views.campaign_figures import Campaign
 from powerd_analytics.campaign_views.campaign_page import about
-from powerd_analytics.campaign_views.cells import Campaign
 from powerd_analytics.campaigns import executors
 from powerd_analytics.campaigns.campaign_file import design_of
 from powerd_analytics.campaigns.design import Design, Item

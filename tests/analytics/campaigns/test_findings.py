@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from powerd_analytics.campaign_views.all_tables import campaign_tables
-from powerd_analytics.campaign_views.cells import Campaign
+from powerd_analytics.campaign_views.campaign_figures import Campaign
 from powerd_analytics.campaign_views.findings import falls, findings, rises, surely_less
 from powerd_analytics.campaigns.campaign_file import design_of
 from powerd_analytics.campaigns.design import KNOBS

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 from make_campaign import result
 
-from powerd_analytics.campaign_views.cells import Campaign, run_notes
+from powerd_analytics.campaign_views.campaign_figures import Campaign, run_notes
 from powerd_analytics.campaigns.campaign_file import design_of
 from powerd_analytics.campaigns.design import Design, Item
 from powerd_analytics.campaigns.executors import submit_blocks

@@ -8,7 +8,7 @@ import pytest
 from command import joules
 
 from powerd_analytics.campaign_views.all_tables import campaign_tables
-from powerd_analytics.campaign_views.cells import Campaign
+from powerd_analytics.campaign_views.campaign_figures import Campaign
 from powerd_analytics.campaign_views.findings import findings
 from powerd_analytics.campaigns.campaign_file import design_of
 from powerd_analytics.campaigns.journal import Journal, phase_row, read_history

@@ -210,20 +210,20 @@ class Campaign:
     def machine(self, cell: Cell) -> dict[str, Level]:
         """The levels of the machine that a cell was measured on: of one with cards of several kinds, whichever of
         these it was."""
-        name = self.design.instrument.moved_over if len(self.cards(cell)) > 1 else ""
+        name = self.design.analysis.instrument.moved_over if len(self.cards(cell)) > 1 else ""
         return {n: level for n, level in cell.levels.items() if n != name}
 
     def cards(self, cell: Cell) -> dict[str, int]:
         """With an instrument that sat on one card of each kind: of each kind of card, how many the machine has; else
         none."""
-        of, gpus = self.design.instrument, int(str(cell.levels.get(GPUS, 1)))
+        of, gpus = self.design.analysis.instrument, int(str(cell.levels.get(GPUS, 1)))
         if not of.moved_over:
             return {}
         kind = str(cell.levels[of.moved_over])
         return dict(of.mixed) if gpus == sum(of.mixed.values()) and kind in of.mixed else {kind: gpus}
 
     def _on_all_cards(self, cell: Cell, block: int) -> Figure | None:
-        cards, of = self.cards(cell), self.design.instrument
+        cards, of = self.cards(cell), self.design.analysis.instrument
         if not cards:
             return self.results[cell.id][block].energy
         kinds = [self.design.cell({**cell.levels, of.moved_over: kind}).id for kind in cards]
@@ -261,7 +261,7 @@ class Campaign:
             note="; ".join(dict.fromkeys(printable(r.note) for r in results if r.note)),
             ratios={n: mean_of_ratios([merit_of(n).ratio(*pair) for pair in pairs]) for n in OF_A_SWEEP if pairs},
             accuracy={name: self.mean_of_numbers(values) for name, values in accuracy.items()},
-            one_card_j=self.mean([r.energy for r in results]) if self.design.instrument.moved_over else None,
+            one_card_j=self.mean([r.energy for r in results]) if self.design.analysis.instrument.moved_over else None,
         )
 
     def mean(self, figures: Sequence[Figure]) -> Figure:
