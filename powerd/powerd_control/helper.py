@@ -25,7 +25,7 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -230,7 +230,7 @@ class Helper:
                 raise ControlDenied("only powerd may say for whom it asks")
             if not is_served and request.verb != "check":
                 raise ControlDenied("no rule of the policy names you, and nobody is allowed anything by default")
-            answer: Answer = getattr(self, f"_do_{request.verb}")(connection, request)
+            answer = _DOES[request.verb](self, connection, request)
         except PowerdError as error:
             if isinstance(error, ControlDenied) and self._policy_problem:
                 error = ControlDenied(self._policy_problem)
@@ -326,6 +326,19 @@ class Helper:
             raise ControlError(f"there is no lease {request.lease[:40]!r}")
         self._leases.end(lease, Happening.TAKEN)
         return self._told(lease)
+
+
+_DOES: Mapping[str, Callable[[Helper, Connection, Request], Answer]] = {
+    "describe": Helper._do_describe,
+    "status": Helper._do_status,
+    "check": Helper._do_check,
+    "acquire": Helper._do_acquire,
+    "set": Helper._do_set,
+    "renew": Helper._do_renew,
+    "release": Helper._do_release,
+    "steal": Helper._do_steal,
+}
+"""By the verbs of `requests.VERBS`."""
 
 
 def _refusal(error: PowerdError) -> Answer:
