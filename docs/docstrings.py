@@ -12,6 +12,18 @@ from powerd_daemon.config import ServerConfig
 ARGUMENT = re.compile(r"^(``[^`]+``(?:, ``[^`]+``)*) {2,}", re.MULTILINE)
 
 
+COLUMN = {"name": "", "kind": "text", "unit": "", "repeats": "first", "parts": "first", "meaning": ""}
+"""What is shown of a column of the frame, with the defaults of its class."""
+
+
+def column_cells(call):
+    """The cells of a column's row, of the call that makes it."""
+    given = dict(zip(COLUMN, map(ast.literal_eval, call.args), strict=False))
+    given |= {word.arg: ast.literal_eval(word.value) for word in call.keywords if word.arg in COLUMN}
+    cells = COLUMN | given
+    return [f"{cells.pop('name')}`", *cells.values()]
+
+
 class Readable(griffe.Extension):
     """Changes what griffe has read, before mkdocstrings draws it."""
 
@@ -23,8 +35,7 @@ class Readable(griffe.Extension):
     def on_attribute_instance(self, *, attr, **_):
         if attr.path == "powerd_analytics.frame.figures._COLUMNS":
             rows = [
-                f"| `{name}` | {kind} | {unit} | {repeats} | {parts} | {means} |"
-                for name, kind, unit, repeats, parts, means, *_ in ast.literal_eval(str(attr.value))
+                f"| `{' | '.join(column_cells(call))} |" for call in ast.parse(str(attr.value), mode="eval").body.elts
             ]
             attr.docstring = griffe.Docstring(
                 "\n".join(["| column | type | unit | repeats | parts | what it is |", "| --- " * 6 + "|", *rows])
