@@ -58,27 +58,40 @@ def cards_table(means: Frame, cards: Cards) -> Table | None:
     every = [r for r in totals if _is_card(r)]
     if not every:
         return None
-    mixes = cards.mixes or {}
     factors = [name for name in factors_in(means) if name != INSTRUMENTED]
     same_work = ("provenance", "program", "model", "batch_size", "gpus", "ranks", *factors)
     nodes = {tuple(r[n] for n in same_work): r for r in totals if r["device"] in NODES}
-    groups: dict[tuple[Cell, ...], list[Record]] = {}
-    for r in every:
-        is_mixed = number_of(r, "gpus") in mixes and r["device_name"] in mixes[int(number_of(r, "gpus") or 0)]
-        product, cap = (None, None) if is_mixed else (r["device_name"], number_of(r, "power_cap_w"))
-        cap = None if cap is None else round(cap / CAP_STEP_W)
-        groups.setdefault((product, cap, *(r[n] for n in same_work)), []).append(r)
-    spreads = _spreads(list(groups.values()))
+    groups = _by_work(every, same_work, cards.mixes or {})
+    spreads = _spreads(groups)
     rows: list[Record] = []
-    for same in groups.values():
-        n = int(number_of(same[0], "gpus") or 1)
-        own = [_of_card(r, n) for r in same]
-        if n > 1:
-            counts = mixes.get(n) if same[0]["device_name"] in mixes.get(n, {}) else {str(same[0]["device_name"]): n}
-            own.append(_of_all(same, n, counts or {}, cards.spread, spreads))
-        node = nodes.get(tuple(same[0][n] for n in same_work))
-        rows += [row | _share_of(row, node) for row in own]
-        rows += [_of_node(node)] if node is not None else []
+    for same in groups:
+        rows += _beside(nodes.get(tuple(same[0][n] for n in same_work)), _of_group(same, cards, spreads))
+    return _table(rows, factors)
+
+
+def _by_work(cards: Sequence[Record], same_work: Sequence[str], mixes: Mixes) -> list[list[Record]]:
+    """Cards that did the same under one cap: of one product, or of those that a mixed machine has."""
+    groups: dict[tuple[Cell, ...], list[Record]] = {}
+    for r in cards:
+        is_mixed = r["device_name"] in mixes.get(int(number_of(r, "gpus") or 0), {})
+        cap = None if is_mixed else number_of(r, "power_cap_w")
+        step = None if cap is None else round(cap / CAP_STEP_W)
+        key = (None if is_mixed else r["device_name"], step, *(r[n] for n in same_work))
+        groups.setdefault(key, []).append(r)
+    return list(groups.values())
+
+
+def _of_group(same: Sequence[Record], cards: Cards, spreads: Mapping[str, tuple[float, float]]) -> list[Record]:
+    """A row for each card, and one for all of them where there are several."""
+    n, product = int(number_of(same[0], "gpus") or 1), str(same[0]["device_name"])
+    rows = [_of_card(r, n) for r in same]
+    if n > 1:
+        mix = (cards.mixes or {}).get(n, {})
+        rows.append(_of_all(same, n, mix if product in mix else {product: n}, cards.spread, spreads))
+    return rows
+
+
+def _table(rows: Sequence[Record], factors: Sequence[str]) -> Table:
     settings = [column(name) for name in ("provenance", "model", "batch_size", "gpus", "power_cap_w", *factors)]
     constant = {c.name for c in settings if len({r[c.name] for r in rows}) <= 1}
     columns = [replace(c, is_hidden=c.name in constant) for c in settings]
@@ -93,14 +106,19 @@ def cards_table(means: Frame, cards: Cards) -> Table | None:
                       [f"all rows: {', '.join(told)}"] if told else [])  # fmt: skip
 
 
+def _beside(node: Record | None, rows: Sequence[Record]) -> list[Record]:
+    """Rows of cards with their shares of their machine, and the machine's own row."""
+    return [*rows] if node is None else [*(row | _share_of(row, node) for row in rows), _of_node(node)]
+
+
 def _of_node(r: Record) -> Record:
     joules = figure_of(r, "j_per_batch")
     return r | {"card": str(r["device"]), "u95_j_per_batch": joules.u95 if joules else None, "gflops_per_w": None}
 
 
-def _share_of(row: Record, node: Record | None) -> Record:
+def _share_of(row: Record, node: Record) -> Record:
     """What GPUs took of the joules of their machine; the sensors of the two are off independently."""
-    whole, joules = figure_of(node, "j_per_batch") if node is not None else None, number_of(row, "j_per_batch")
+    whole, joules = figure_of(node, "j_per_batch"), number_of(row, "j_per_batch")
     if whole is None or joules is None or not whole.value:
         return {}
     share, u95_j = 100 * joules / whole.value, number_of(row, "u95_j_per_batch")
@@ -143,19 +161,17 @@ def _of_all(
         return row | {"note": "a card was measured in several ways, as at two clocks: choose one by --where"}
     figures, sensors, inverse, variance, notes = [], [], [], 0.0, []
     for name, own in by_product.items():
-        m = len(own)
+        count, m = counts[name], len(own)
         each = [figure for r in own if (figure := figure_of(r, "j_per_batch")) is not None]
-        figures += [figure.scaled(counts[name] / m) for figure in each]
+        figures += [figure.scaled(count / m) for figure in each]
         sensors += [(r["host"], r["device"]) for r in own]
-        inverse += [counts[name] / m / g / n for r in own if (g := number_of(r, "gflops_per_w"))]
-        mean_j = float(np.mean([figure.value for figure in each]))
-        if counts[name] > m:
-            share, freedom = (spread, inf) if spread is not None else spreads.get(name, (np.nan, inf))
-            share *= 1.0 if freedom == inf else float(student(freedom)) / NORMAL
-            variance += (share * mean_j) ** 2 * counts[name] * (counts[name] - m) / m
+        inverse += [count / m / g / n for r in own if (g := number_of(r, "gflops_per_w"))]
+        if count > m:
+            share = spread if spread is not None else _known_to(*spreads.get(name, (np.nan, inf)))
+            mean_j = float(np.mean([figure.value for figure in each]))
+            variance += (share * mean_j) ** 2 * count * (count - m) / m
             product = f" {name}" if len(counts) > 1 else ""
-            cards = " and ".join(_card(r) for r in own)
-            notes.append(f"{counts[name] - m} of {counts[name]}{product} cards taken for equal to {cards}")
+            notes.append(f"{count - m} of {count}{product} cards taken for equal to {' and '.join(map(_card, own))}")
     whole = sum_of_figures(figures, sensors)
     if np.isnan(variance):
         notes.append("how far cards differ is not known, and so no U95: --card-spread 0.03 states it")
@@ -167,6 +183,11 @@ def _of_all(
     if len(inverse) == len(same):
         row |= {"gflops_per_w": 1 / sum(inverse), "basis": ALL_GPUS}
     return row | {"note": joined(*(r["note"] for r in same), *notes)}
+
+
+def _known_to(spread: float, freedom: float) -> float:
+    """A spread that so many degrees of freedom tell, wider as 1.96 of it are to be the half of its 95 % interval."""
+    return spread if freedom == inf else spread * float(student(freedom)) / NORMAL
 
 
 def _spreads(groups: Sequence[Sequence[Record]]) -> dict[str, tuple[float, float]]:
