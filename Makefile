@@ -2,7 +2,7 @@
 #
 #   make demo    train a small CNN under the simulated sensor board, print the table, draw the picture, write the report
 #   make test    the quick tier of the tests: at most 90 s on two cores
-#   make test-all  all tests: some nine minutes on two cores (make test-rest: those that are not in the quick tier)
+#   make test-all  all tests: some ten minutes on two cores (make test-rest: those that are not in the quick tier)
 #   make check   lint, types and import rules
 #   make bench   every figure that the README quotes
 #   make soak    the whole fault matrix under load, MINUTES=10
