@@ -65,7 +65,7 @@ FAULTS = {
         "offset = o0",
     ),
     "repeats have n degrees of freedom": (
-        "analytics/powerd_analytics/frame/repeats.py",
+        "analytics/powerd_analytics/frame/means.py",
         "mean), n - 1.0",
         "mean), float(n)",
     ),

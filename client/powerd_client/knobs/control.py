@@ -22,7 +22,7 @@ from powerd_client.host.hostclock import now_ns
 from powerd_client.host.log import tell
 from powerd_client.host.readiness import is_readable
 from powerd_client.host.visible_gpus import usable_gpus
-from powerd_client.limit_counters import LimitCounters
+from powerd_client.knobs.limit_counters import LimitCounters
 from powerd_core.errors import ConfigError, ControlDenied, ControlError, LeaseHeld, PeerError, PeerTimeout, WireError
 from powerd_core.keys import control_url
 from powerd_core.lease import (
