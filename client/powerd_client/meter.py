@@ -218,7 +218,7 @@ class Meter:
         *optimizers: Any,
         layers: bool = False,
         loader: Iterable[Any] | None = None,
-        communication: bool = True,
+        communication: bool | None = None,
         **attributes: Attribute,
     ) -> Watch:
         """Mark ``forward`` (or ``evaluation``), ``backward`` and each optimizer's ``update`` from now on, by PyTorch's
@@ -227,7 +227,8 @@ class Meter:
         ``model``          the module that the training calls, or the one inside it that `torch.compile` wrapped
         ``layers``         mark every layer too, in forward and backward
         ``loader``         mark the waits for its batches as ``data``: iterate over the returned watch's ``loader``
-        ``communication``  mark what DDP reduces while backward goes on (by a communication hook)
+        ``communication``  mark what DDP reduces while backward goes on, by a communication hook, which slows GPUs that
+                           wait for the host; None: on processors alone, and on GPUs what DDP's own timers say
         ``attributes``     of all these phases. Passes of another size than ``batch_size`` count the samples that their
                            input has. ``backward``, which knows no model, has those of the models that ran forward
                            before it
@@ -252,7 +253,9 @@ class Meter:
         if self._torch_marks is None and self._writer is not None:
             from powerd_client.training.torch_hooks import TorchMarks
 
-            self._torch_marks = TorchMarks(self._mark, self.phase, self._writer)
+            self._torch_marks = TorchMarks(
+                self._mark, self.phase, self._writer, *([self._timer.turn] if self._timer is not None else [])
+            )
         return self._torch_marks
 
     def data(self, loader: Iterable[T], **attributes: Attribute) -> Loader[T]:

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from powerd_client.training.ddp import Communication
+from powerd_client.training.ddp import Communication, mark_communication
 from powerd_client.training.torch_hooks import TorchMarks
 from support.tape import TapedMeter
 
@@ -196,6 +196,38 @@ def test_fsdp_is_marked(ranks):
     forward, backward = "forward[layer:0 layer:1 layer:2 layer:3]", "backward[layer:3 layer:2 layer:1 layer:0]"
     for found in (trained for rank in ranks for trained in rank["fsdp"]):
         assert found == {"tree": " ".join([f"{forward} {backward} update"] * 2), "notes": []}
+
+
+def test_on_a_gpu_no_hook_is_registered_unless_asked_and_ddps_own_timers_are_told(monkeypatch):
+    class OnGpu(torch.nn.parallel.DistributedDataParallel):
+        def __init__(self):
+            pass
+
+        def parameters(self):
+            return [SimpleNamespace(is_cuda=True)]
+
+        def register_comm_hook(self, state, hook):
+            registered.append(hook)
+
+        def _get_ddp_logging_data(self):
+            times = ("comm", 4_000_000), ("compute_comm_overlap", 3_000_000), ("compute", 9_000_000)
+            return {f"avg_backward_{name}_time": ns for name, ns in times}
+
+    registered = []
+    model = OnGpu()
+    object.__setattr__(model, "process_group", SimpleNamespace(size=lambda: 2))
+    object.__setattr__(model, "_comm_hooks", [])
+    meter = TapedMeter()
+    marks = TorchMarks(meter._mark, meter.phase, meter._writer)
+    end = mark_communication(marks, model, {}, is_asked=False)
+    end()
+    assert not registered
+    ((name, values),) = meter.tape.events
+    assert name == "ddp-timers"
+    assert values == pytest.approx({"communication_s": 4e-3, "overlap_s": 3e-3, "backward_s": 9e-3})
+    mark_communication(marks, model, {}, is_asked=True)()
+    assert registered
+    marks.close()
 
 
 @pytest.mark.parametrize(("on_gpu", "marked"), [(False, 70), (True, 3)])

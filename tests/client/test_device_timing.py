@@ -6,6 +6,7 @@ import os
 import sys
 import threading
 import time
+from functools import partial
 from types import SimpleNamespace
 
 import h5py
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from powerd_analytics.runs.phases import read_phases
 from powerd_client import Meter, open_run
 from powerd_client.journals.device_timing import EVENT_NS, DeviceTimer, DeviceTimes, Synchronized, choose_timing
+from powerd_client.journals.event_sampling import LOOKS, PAIRS, WARM_UP, EventSampling
 from powerd_client.journals.journal import FrameFile
 from powerd_client.journals.marks import MarkWriter
 from powerd_client.runs.runfile import BOUND_COLUMNS, DIGEST, seal
@@ -32,11 +34,11 @@ CLOCK, PROCESS = 9, 4
 
 
 class Bench:
-    def __init__(self, directory):
+    def __init__(self, directory, sampling=None):
         self.directory = directory
         self.torch = FakeTorch()
         self.writer = MarkWriter(directory)
-        self.timer = DeviceTimer(self.writer, FrameFile(directory, self.writer.token), self.torch)
+        self.timer = DeviceTimer(self.writer, FrameFile(directory, self.writer.token), self.torch, sampling)
 
     def events(self, kind):
         reader = FrameReader()
@@ -128,6 +130,44 @@ def test_a_failing_event_leaves_the_marks(bench):
     assert "illegal memory access" in bench.timer.failure
     assert bench.writer.failure is None
     assert bench.writer.mark_at(0, 1) == 3, "three marks were written, each once"
+
+
+def test_marks_of_iterations_without_events_are_moved_by_the_gpus_lag(tmp_path):
+    """A GPU that waits for the host: 0.1 ms of work behind every begin."""
+    bench = Bench(tmp_path, sampling := EventSampling())
+    timer = bench.timer
+    kind = bench.writer.kind("update", {}, "device")
+    for _ in range(WARM_UP + LOOKS + 2 * PAIRS + 1):
+        timer.mark(kind)
+        bench.torch.work(0.1)
+        while host_ns() < bench.torch.stream.busy_until_ns:
+            pass
+        timer.mark(~kind)
+        timer.turn(~kind)
+    assert sampling.is_settled
+    timer.close()
+    bench.writer.close()
+    times = DeviceTimes()
+    for message in bench.events(Message):
+        take = times.add_sampling if message.subject == "device-sampling" else partial(times.add_clock, message.epoch)
+        take(message.body)
+    for edges in bench.events(Edges):
+        times.add_edges(edges)
+    exchanges = {}
+    for exchange in bench.events(ClockExchange):
+        exchanges.setdefault(exchange.epoch, []).append(exchange)
+    times.map_all(exchanges)
+    (segment,) = bench.directory.glob("marks-*.bin")
+    marks = list(
+        times.marks(
+            bench.writer.token,
+            {0: segment.read_bytes()[: 2 * (WARM_UP + LOOKS + 2 * PAIRS + 1) * RECORD.size]},
+            {kind: "device"},
+        )
+    )
+    assert times.moved >= PAIRS, "half of the pairs went without"
+    assert times.unresolved == 0
+    assert all(mark.bound_ns > 0 for mark in marks)
 
 
 @pytest.fixture(scope="module")

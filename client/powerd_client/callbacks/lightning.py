@@ -37,7 +37,7 @@ class PowerdCallback(pl.Callback):  # type: ignore[misc]
     """
 
     def __init__(
-        self, meter: Meter, *, layers: bool = False, communication: bool = True, **attributes: Attribute
+        self, meter: Meter, *, layers: bool = False, communication: bool | None = None, **attributes: Attribute
     ) -> None:
         self._meter = meter
         self._marks: TorchMarks | None = None

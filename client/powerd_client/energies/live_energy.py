@@ -282,7 +282,7 @@ class LiveRun:
                 for epoch, every in whole.exchanges.items()
             },
             marks={token: _marks_since(pieces, since_ns) for token, pieces in whole.marks.items()},
-            devices=replace(whole.devices, pieces={}, unresolved=0),
+            devices=replace(whole.devices, pieces={}, unresolved=0, moved=0),
             names={token: replace(names, events={}) for token, names in whole.names.items()},
             messages=[],
             unusable=[],

@@ -1,8 +1,9 @@
 """How phases are timed: by the host's clock, by the host's clock after waiting for the device, or by events on a GPU.
 
 CUDA (and ROCm, which is `torch.cuda` too) has events. `DeviceTimer` records one on the current stream beside every host
-mark, without waiting. A thread resolves events once the GPU has passed them, and writes (number of the mark, device
-time) as frames into a file that the recorder copies into its journal. The device's clock is one more clock: an *anchor*
+mark, without waiting; where that would slow the training, in some iterations alone (`event_sampling`). A thread
+resolves events once the GPU has passed them, and writes (number of the mark, device time) as frames into a file that
+the recorder copies into its journal. The device's clock is one more clock: an *anchor*
 is an event on an idle stream with the host's time before and after it, which is a clock exchange. When a run ends,
 `DeviceTimes` maps the one clock to the other with a guaranteed bound. `elapsed_time` gives milliseconds in float32, so
 times are chained from anchor to anchor, where its rounding stays below 0.01 us. Of other accelerators only their
@@ -20,11 +21,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import ceil
 from pathlib import Path
+from statistics import median
 from typing import Any, Final
 
 from powerd_client.host.hostclock import now_ns
 from powerd_client.host.log import tell
 from powerd_client.host.visible_gpus import pci_of
+from powerd_client.journals.event_sampling import EventSampling
 from powerd_client.journals.journal import FrameFile
 from powerd_client.journals.marks import MarkWriter
 from powerd_core.clock_comparison import ClockPiece, map_clock, piece_at
@@ -51,6 +54,8 @@ class Timing:
     """What is called before every mark."""
     remark: str = ""
     """What the run shall say of it, and the user be told."""
+    is_sampled: bool = False
+    """Whether iterations may go without events where these would slow the training (`EventSampling`)."""
 
 
 def choose_timing(device: str, synchronize: Callable[[], object] | None = None) -> Timing:
@@ -62,7 +67,7 @@ def choose_timing(device: str, synchronize: Callable[[], object] | None = None) 
     # A script that trains on a device has imported torch; importing it here would cost seconds and tell nothing.
     torch: Any = sys.modules.get("torch")
     if device in ("auto", "cuda") and torch is not None and torch.cuda.is_available():
-        return Timing(DEVICE, torch)
+        return Timing(DEVICE, torch, is_sampled=device == "auto")
     if device in ("auto", "accelerator") and (name := _accelerator(torch)):
         remark = (
             f"every mark waits for {name} to be done (synchronize), and is timed by the host; "
@@ -144,8 +149,14 @@ class DeviceTimer:
     kept in ``failure``, and marks go on with the host's time.
     """
 
-    def __init__(self, writer: MarkWriter, file: FrameFile, torch: Any) -> None:
+    def __init__(self, writer: MarkWriter, file: FrameFile, torch: Any, sampling: EventSampling | None = None) -> None:
+        """Without ``sampling`` every mark has an event."""
         self.failure: str | None = None
+        self._sampling = sampling
+        self._is_told = False
+        """Whether the run knows that marks may be without an event."""
+        self._before = self._newest = None
+        """The last two events."""
         self._writer = writer
         self._file = file
         self._torch = torch
@@ -165,14 +176,31 @@ class DeviceTimer:
 
     def mark(self, code: int, thread: int | None = None) -> int:
         """Mark now on the host, and where the current stream of the current device gets to. Returns the number."""
-        number = self._writer.mark_at(code, now_ns(), thread)
-        if not self._working or number < 0:
+        number = self._writer.mark(code, thread)
+        if not self._working or number < 0 or (self._sampling is not None and self._sampling.leaves_out(code)):
             return number
         try:
             self._mark_device(number)
         except Exception as error:  # noqa: BLE001  (a training step must not fail for its measurement)
             self._fail("phases are timed by the host from here on", error)
         return number
+
+    def turn(self, code: int) -> None:
+        """The mark ``code``, just made, has ended an iteration of the training."""
+        sampling = self._sampling
+        if sampling is None or not (self._working and self._writer.is_open):
+            return
+        try:
+            sampling.turn(code, now_ns(), self._has_passed)
+            if sampling.is_sampling and not self._is_told:
+                self._is_told = True
+                self._file.write(Message("device-sampling", {"process": self._writer.token}, 0))
+        except Exception as error:  # noqa: BLE001  (as above)
+            self._fail("phases are timed by the host from here on", error)
+
+    def _has_passed(self) -> bool:
+        """Whether the GPU has come to where the host was at the last mark but one."""
+        return self._before is None or bool(self._before.query())
 
     def _mark_device(self, number: int) -> None:
         if self._capturing():
@@ -191,6 +219,7 @@ class DeviceTimer:
         except IndexError:
             event = self._event(enable_timing=True)
         self._record(event, stream)
+        self._before, self._newest = self._newest, event
         if now_ns() >= clock.due_ns:
             # Before the event can be resolved: milliseconds in float32, counted from an anchor of long ago, are coarse.
             self._anchor(clock)
@@ -273,6 +302,8 @@ class DeviceTimer:
             except Exception as error:  # noqa: BLE001  (the training is over; the run file says it)
                 self._fail("the last phases are timed by the host", error)
         self._working = False
+        if self._sampling is not None and self._sampling.remark:
+            self._writer.note(self._sampling.remark, "info")
         self._file.close()
 
 
@@ -291,12 +322,25 @@ def begin_timing(
         return Synchronized(choice.synchronize, writer), None, choice.name
     if choice.torch is not None:
         try:
-            timer = DeviceTimer(writer, FrameFile(journal, writer.token), choice.torch)
+            sampling = EventSampling() if choice.is_sampled else None
+            timer = DeviceTimer(writer, FrameFile(journal, writer.token), choice.torch, sampling)
         except (OSError, RuntimeError) as error:  # a file or a thread that cannot be made
             writer.note(f"phases are timed by the host: {error}")
         else:
             return timer.mark, timer, choice.name
     return writer.mark, None, HOST
+
+
+_LEAST_LAGS = 8
+"""Edges of a kind with an event from which the lag of the others is taken."""
+
+
+def _lag_of(lags: list[int], bound_ns: int) -> tuple[int, int]:
+    """The median, and how far a single one may be from it: the spread (1.4826 times the median distance) and the bound
+    of the device's clock."""
+    middle = median(lags)
+    spread = 1.4826 * median(abs(lag - middle) for lag in lags)
+    return round(middle), bound_ns + ceil(spread)
 
 
 @dataclass(slots=True)
@@ -309,6 +353,12 @@ class DeviceTimes:
     """By process and number of the mark: epoch of the clock and the device's time."""
     unresolved: int = 0
     """Marks of device-timed phases that only the host's time is known of."""
+    moved: int = 0
+    """Marks without an event that the lag of others has moved."""
+    spread_ns: int = 0
+    """The largest spread of such lags."""
+    sampled: set[int] = field(default_factory=set)
+    """The processes whose marks may be without an event on purpose."""
     pieces: dict[int, tuple[ClockPiece, ...]] = field(default_factory=dict)
     """By epoch: the mapping, once `map_all` has made it."""
 
@@ -332,6 +382,10 @@ class DeviceTimes:
         for number, t_ns in event:
             known[number] = event.clock, t_ns
 
+    def add_sampling(self, body: Mapping[str, Any]) -> None:
+        """Raises KeyError or ValueError for what names no process."""
+        self.sampled.add(int(body["process"]))
+
     def map_all(self, exchanges: Mapping[int, list[ClockExchange]]) -> None:
         """Map each device's clock; one without a usable anchor stays unmapped."""
         for epoch in self.clocks:
@@ -345,6 +399,7 @@ class DeviceTimes:
         kind in that process.
         """
         edges, behind = self.edges.get(process, {}), 0
+        lags = self._lags(process, records) if process in self.sampled else {}
         for first in sorted(records):
             skip = max(0, behind - first)
             piece = Marks(process, first + skip, records[first][skip * RECORD.size :])
@@ -354,9 +409,26 @@ class DeviceTimes:
                     yield mark
                     continue
                 edge = self._host_ns(*edges[number]) if number in edges else None
+                if edge is None and (lag := lags.get((mark.kind, mark.is_begin))) is not None:
+                    edge = mark.t_host_ns + lag[0], lag[1]
+                    self.moved, self.spread_ns = self.moved + 1, max(self.spread_ns, lag[1])
                 self.unresolved += edge is None
                 t_ns, bound_ns = edge or (mark.t_host_ns, -1)
                 yield mark._replace(t_host_ns=t_ns, bound_ns=bound_ns)
+
+    def _lags(self, process: int, records: Mapping[int, bytes]) -> dict[tuple[int, bool], tuple[int, int]]:
+        """How far the GPU was behind the host at the edges of a kind, by those with an event: the median, and its bound
+        with the spread of single ones. Kinds that begin and those that end are apart; of few there is none."""
+        edges = self.edges.get(process, {})
+        lags: dict[tuple[int, bool], list[int]] = {}
+        bounds: dict[tuple[int, bool], int] = {}
+        for first in sorted(records):
+            for number, mark in enumerate(Marks(process, first, records[first]), first):
+                if number in edges and (edge := self._host_ns(*edges[number])) is not None:
+                    of = mark.kind, mark.is_begin
+                    lags.setdefault(of, []).append(edge[0] - mark.t_host_ns)
+                    bounds[of] = max(bounds.get(of, 0), edge[1])
+        return {of: _lag_of(own, bounds[of]) for of, own in lags.items() if len(own) >= _LEAST_LAGS}
 
     def _host_ns(self, epoch: int, t_ns: int) -> tuple[int, int] | None:
         """The host's time of a device's time, and how far it may be from that: what the anchors guarantee, and the

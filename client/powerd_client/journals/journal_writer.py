@@ -34,7 +34,7 @@ RESERVE_BYTES = 256 << 10
 _RETRY_NS = 1_000_000_000
 _SYNC_NS = 800_000_000
 """With the tenth of a second after which marks are copied, a power cut takes nothing that is older than a second."""
-_REPEATED = {"run", "start", "description", "device-clock"}
+_REPEATED = {"run", "start", "description", "device-clock", "device-sampling"}
 """Messages without which the readings, or their times, would be nobody's. A reader takes the first of each."""
 _REPEAT_FIRST_BYTES, _REPEAT_BYTES = 64 << 10, 4 << 20
 """They are said again so often: at first when the journal has doubled."""

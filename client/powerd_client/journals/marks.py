@@ -233,15 +233,14 @@ class MarkWriter:
         """Say on which devices this process works."""
         self._remark({"devices": list(devices)})
 
-    def mark(self, code: int, thread: int | None = None) -> int:
+    def mark(self, code: int, thread: int | None = None, t_host_ns: int | None = None) -> int:
         """Write one mark: ``code`` is a phase kind's number to begin it, its bitwise inverse to end it.
 
-        ``thread`` is the one to whose phases it belongs, where that is not the one that runs. Returns as `mark_at`.
+        ``thread`` is the one to whose phases it belongs, where that is not the one that runs; ``t_host_ns`` a time that
+        was read before. Returns the mark's number in this process, -1 when dropped.
         """
-        return self.mark_at(code, now_ns(), thread)
-
-    def mark_at(self, code: int, t_host_ns: int, thread: int | None = None) -> int:
-        """As `mark`, with a time that was read before. Returns the mark's number in this process, -1 when dropped."""
+        if t_host_ns is None:
+            t_host_ns = now_ns()
         segment = self._segment
         if segment is None:
             self.dropped += 1
@@ -260,7 +259,11 @@ class MarkWriter:
             _pack_into(segment.memory, index * _SIZE, code, check << 24 | thread, t_host_ns)
             return segment.first + index
         self._roll(segment)
-        return self.mark_at(code, t_host_ns, thread)
+        return self.mark(code, thread, t_host_ns)
+
+    def mark_at(self, code: int, t_host_ns: int, thread: int | None = None) -> int:
+        """As `mark`, with a time that was read before."""
+        return self.mark(code, thread, t_host_ns)
 
     def _roll(self, full: Segment) -> None:
         with self._lock:

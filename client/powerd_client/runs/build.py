@@ -159,6 +159,8 @@ class Contents:
                 self.descriptions.setdefault(epoch, description)
             case "device-clock":
                 self.devices.add_clock(epoch, body)
+            case "device-sampling":
+                self.devices.add_sampling(body)
             case "phase-names":
                 self.names.setdefault(int(body["process"]), ProcessNames()).take(body)
             case "note":
@@ -285,6 +287,12 @@ def phases_of(contents: Contents) -> tuple[PhaseSpans, list[dict[str, Any]], lis
             last_ns=contents.t_stop_ns if contents.complete else None,
             cuts=names.cuts,
         )
+    if contents.devices.moved:
+        text = (
+            f"{contents.devices.moved:,} edges of phases have no device event: they have the host's time, moved by the "
+            f"GPU's lag at edges with one (within {contents.devices.spread_ns / 1e3:,.0f} us)"
+        )
+        contents.note("info", text)
     if contents.devices.unresolved:
         text = f"{contents.devices.unresolved} edges of phases timed by a device have the host's time only"
         contents.note("warning", text)

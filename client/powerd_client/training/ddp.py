@@ -40,6 +40,8 @@ class Marks(Protocol):
 
     def note(self, text: str, level: str = "warning") -> None: ...
 
+    def event(self, name: str, values: Mapping[str, object]) -> None: ...
+
 
 class Communication:
     """The communication hook of one DDP model. DDP takes one for good, so it stays when nothing is marked any more."""
@@ -123,16 +125,49 @@ def _wait_for_callbacks() -> None:
         time.sleep(0.001)
 
 
-def mark_communication(marks: Marks, model: Module, attributes: Mapping[str, Attribute]) -> Callable[[], None] | None:
+def mark_communication(
+    marks: Marks, model: Module, attributes: Mapping[str, Attribute], *, is_asked: bool
+) -> Callable[[], None] | None:
     """Mark the reductions of a DDP model until what is returned is called. Where it is not possible, a message says so
-    and None is returned, as for other models."""
+    and None is returned, as for other models.
+
+    A hook runs Python for every bucket of every pass, also of those that are not marked. On GPUs, which the host has to
+    feed meanwhile, it is therefore registered only where it ``is_asked`` for; else DDP's own timers are read last.
+    """
     if not isinstance(model, DistributedDataParallel):
         return None
+    if not is_asked and any(p.is_cuda for p in model.parameters()):
+        return functools.partial(tell_timers, marks, model)
     communication = _registered.get(model) or _register(marks, model)
     if communication is None:
         return None
     communication.mark_for(marks, attributes)
     return lambda: communication.stop(marks)
+
+
+_TIMERS = {
+    "communication_s": "avg_backward_comm_time",
+    "overlap_s": "avg_backward_compute_comm_overlap_time",
+    "backward_s": "avg_backward_compute_time",
+}
+"""What DDP itself times, in C++ and in one backward pass of a hundred (`_get_ddp_logging_data`), in ns."""
+
+
+def tell_timers(marks: Marks, model: DistributedDataParallel) -> None:
+    """Put the means of DDP's own timers into the run: an event ``ddp-timers``, and a message."""
+    try:
+        data = model._get_ddp_logging_data()  # type: ignore[no-untyped-call]
+        seconds = {name: int(data[key]) * 1e-9 for name, key in _TIMERS.items()}
+    except Exception:  # noqa: BLE001  (it is torch's own business, and may be gone)
+        return
+    if seconds["communication_s"] > 0:
+        marks.event("ddp-timers", seconds)
+        marks.note(
+            "communication by DDP's own timers, in the mean of one backward pass of 100: "
+            f"{seconds['communication_s'] * 1e3:.3g} ms, {seconds['overlap_s'] * 1e3:.3g} ms of it beside "
+            f"{seconds['backward_s'] * 1e3:.3g} ms of computation; watch(communication=True) marks it as a phase",
+            "info",
+        )
 
 
 def _register(marks: Marks, model: DistributedDataParallel) -> Communication | None:

@@ -89,14 +89,23 @@ class _Stepped:
 class TorchMarks:
     """The marks of all watches of one meter, and what is open in them. Its methods never raise."""
 
-    def __init__(self, mark: Callable[..., object], phase: Callable[..., Phase], writer: MarkWriter) -> None:
-        self.mark = mark
+    def __init__(
+        self,
+        mark: Callable[..., object],
+        phase: Callable[..., Phase],
+        writer: MarkWriter,
+        turn: Callable[[int], object] = lambda code: None,
+    ) -> None:
+        """``turn`` is called behind the mark that ends an update, with its code."""
+        self.mark, self.turn = mark, turn
         self._phase = phase
         self._writer = writer
         self._noted: set[str] = set()
         self._tracks = -1
         self._passes: dict[int, _Pass] = {}
         """By the thread that called it."""
+        self._backward_kinds: dict[tuple[str, int], tuple[Mapping[str, Attribute], PhaseCodes]] = {}
+        """By name and address of the attributes of the one model that ran forward, which are kept alive here."""
         self._trained: dict[int, list[Mapping[str, Attribute]]] = {}
         """By thread: the attributes of the watches that ran forward, for a backward pass to come or the one before."""
         self._has_begun_backward: set[int] = set()
@@ -164,16 +173,22 @@ class TorchMarks:
         """Which model a backward pass belongs to, no hook says: it has the attributes that all models have which ran
         forward in its thread since the last one; where that is not marked, those of all watches."""
         trained = self._trained.get(thread) or list(self.watches.values())
-        return self.codes(name, common_attributes(trained))
+        if len(trained) != 1:
+            return self.codes(name, common_attributes(trained))
+        key = name, id(trained[0])  # in every pass of most trainings: to ask for the phase again would take 20 us
+        if key not in self._backward_kinds:
+            self._backward_kinds[key] = trained[0], self.codes(name, trained[0])
+        return self._backward_kinds[key][1]
 
     @contextlib.contextmanager
     def muted(self) -> Iterator[None]:
         """Mark nothing meanwhile, but keep track of what runs."""
-        mark, self.mark = self.mark, lambda *_: None
+        mark, turn = self.mark, self.turn
+        self.mark = self.turn = lambda *_: None
         try:
             yield
         finally:
-            self.mark = mark
+            self.mark, self.turn = mark, turn
 
     def note(self, text: str, level: str = "warning") -> None:
         """Put a message into the run, once."""
@@ -183,8 +198,12 @@ class TorchMarks:
 
     def describe(self, values: Mapping[str, object]) -> None:
         """Put what a watched model is made of into the run."""
+        self.event(WATCHED_MODEL, values)
+
+    def event(self, name: str, values: Mapping[str, object]) -> None:
+        """Put an event into the run."""
         if not self._is_disowned:
-            self._writer.event(WATCHED_MODEL, values)
+            self._writer.event(name, values)
 
     def tell(self, text: str) -> None:
         """Say what could not be marked, once: to the user, in the run, and so in every table."""
@@ -259,10 +278,11 @@ class TorchMarks:
         into the watch; of others the steps are counted."""
         if get_ident() in self.updating:  # a part of the step around it
             return
+        for hook in optimizer._optimizer_step_pre_hooks.values():  # in every step: without a list of them
+            if type(hook) is MethodType and type(hook.__self__) is UpdateMarks and hook.__self__.marks is self:
+                return
         stepped = self._unwatched_steps.get(optimizer)
         if stepped is None:
-            if any(updates.marks is self for updates in _updates_of(optimizer)):
-                return
             own = {id(p) for group in optimizer.param_groups for p in group["params"]}
             watch = next((w for w in list(self.watches) if (model := w.model()) is not None
                           and not own.isdisjoint(map(id, model.parameters()))), None)  # fmt: skip
@@ -443,6 +463,7 @@ class UpdateMarks:
         del self.marks.updating[get_ident()]
         self.marks.has_gradients = False
         self.marks.mark(self._codes.end if code is None else code)
+        self.marks.turn(self._codes.end)
         return True
 
     def cut(self) -> None:
@@ -525,7 +546,7 @@ def _marked_pass(original: _Function, *, accumulates: bool) -> _Function:
         if is_compiling():
             return original(*args, **kwargs)
         of = args[0] if args else kwargs.get("tensors")
-        begun = [marks for marks in list(_meters) if marks.begin_backward(accumulates=accumulates, of=of)]
+        begun = [marks for marks in (*_meters,) if marks.begin_backward(accumulates=accumulates, of=of)]
         failed = True
         try:
             result = original(*args, **kwargs)
@@ -1013,7 +1034,8 @@ class Layer:
 
     def enter(self, _module: nn.Module, args: tuple[Any, ...]) -> None:
         """Forward pre-hook."""
-        self._marks.mark(self._codes.begin, self._marks.caller())
+        marks = self._marks
+        marks.mark(self._codes.begin, marks.caller())
         self._input = args[0].grad_fn if args and isinstance(args[0], Tensor) else None
 
     def leave(self, _module: nn.Module, _args: Any, output: Any) -> None:
@@ -1135,7 +1157,7 @@ def watch(
     attributes: Mapping[str, Attribute],
     layers: bool = False,
     loader: Iterable[Any] | None = None,
-    communication: bool = True,
+    communication: bool | None = None,
     passes: bool = True,
     nests_closures: bool = True,
 ) -> Watch:
@@ -1159,10 +1181,11 @@ def watch(
         watch.passes = ForwardPasses(marks, attributes, type(_unwrapped(model)).__name__)
         watch.on_remove(watch.passes.tell_unseen)
         watch.passes.hook(watch, model)
-    if communication and has_distributed():
+    if communication is not False and has_distributed():
         from powerd_client.training.ddp import mark_communication
 
-        end = mark_communication(marks, getattr(model, "_orig_mod", model), attributes)
+        inner = getattr(model, "_orig_mod", model)
+        end = mark_communication(marks, inner, attributes, is_asked=bool(communication))
         if end is not None:
             watch.on_remove(end)
     watch.attributes, watch.nests_closures = attributes, nests_closures
