@@ -233,6 +233,7 @@ def resume(
 
 
 def _carry_out(design: Design, plan: Plan, executor: Executor, journal: Journal, file: Path | None) -> int:
+    from powerd_analytics.campaigns.executors import OUT_OF_MEMORY
     from powerd_analytics.campaigns.runner import Blocks, Runner
 
     with Shown(design) as shown:
@@ -247,14 +248,21 @@ def _carry_out(design: Design, plan: Plan, executor: Executor, journal: Journal,
     history = journal.history
     if isinstance(plan, Blocks) and plan.only is not None:
         return 0
-    if given_up := len(history.given_up()):
+    too_large = {id for id, why in history.left.items() if why.reason == OUT_OF_MEMORY}
+    lost = [key for key in history.given_up() if (item := design.item_of(key)) is None or item.cell.id not in too_large]
+    if given_up := len(lost):
         again = f"joules campaign resume {file} --retry" if file else "the same command with --retry"
         runs = f"{given_up} run{'s were' if given_up > 1 else ' was'} given up"
         sys.stderr.write(f"joules campaign: {runs}; {again} makes {'them' if given_up > 1 else 'it'} again\n")
     if file is None:
         return int(given_up > 0)
     repeats = history.repeats()
-    missing = [str(cell) for cell in design.cells() if cell.id not in repeats]
+    for cell in design.cells():
+        if cell.id in too_large:
+            sys.stderr.write(
+                f"joules campaign: {printable(str(cell))} does not fit into the memory: that is its result\n"
+            )
+    missing = [str(cell) for cell in design.cells() if cell.id not in repeats and cell.id not in too_large]
     for text in missing[:10]:
         sys.stderr.write(f"joules campaign: no result of {printable(text)}\n")
     print(f"{_state_text(design, history)}: see it with joules campaign table {file}")

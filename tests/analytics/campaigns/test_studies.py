@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import bench_studies
 import pytest
-from bench_studies import STUDIES, rows_of, run_study
-from published import MODELS, castro, cells_of, counted, off_truth_pct, zeus
+from bench_studies import STUDIES, run_study
+from published import COMMANDS, COMPARED, MODELS, Basis, castro, castro_operations, cells_of, off_truth_pct, rows_of
 from published import koszczal as koszczal_of
+from published import tang as tang_of
 from rich.console import Console
 
 from powerd_analytics.campaign_views.all_tables import campaign_tables
@@ -18,9 +19,18 @@ from powerd_analytics.campaign_views.findings import findings
 from powerd_analytics.campaign_views.groups import CORE, MEMORY, knee, marginals, scalings
 from powerd_analytics.campaigns.campaign_file import design_of
 from powerd_analytics.campaigns.simulated import Simulated
+from powerd_analytics.cli import main
 from powerd_analytics.output.export import print_tables
 from powerd_core.errors import ConfigError
 from powerd_core.gpu_physics import CARDS, EIGHT_CARDS, RTX_6000, XCEPTION, operate_machine
+
+
+def joules(*words):
+    """A command's exit status."""
+    with pytest.raises(SystemExit) as stopped:
+        main(list(words))
+    return stopped.value.code
+
 
 SIZES = {
     "krzywaniak": (198, 990), "krzywaniak-v100": (186, 930), "koszczal": (68, 680), "tang-p100": (7 * 14 * 4, 1176),
@@ -101,14 +111,15 @@ def test_the_saving_grows_with_the_number_of_gpus_and_caps_scale_better(koszczal
     assert [row["gpus"] for row in table.records()] == [1, 2, 4, 8]
 
 
-def test_best_caps_and_time_of_eight_gpus_are_near_the_published(koszczal):
-    assert bench_studies.missed_of_koszczal(koszczal) == []
-    caps = [n for n in koszczal_numbers(koszczal) if n.what.endswith(": cap")]
-    assert [n.verdict for n in caps] == ["met"] * 5
-
-
-def koszczal_numbers(study):
-    return [n for n in koszczal_of(study) if n.table == "koszczal 1"]
+def test_what_the_machine_of_eight_was_not_told_is_compared_and_what_it_was_told_is_not(koszczal):
+    of = {n.what: n for n in koszczal_of(koszczal)}
+    caps = [n for what, n in of.items() if what.endswith(": cap")]
+    assert [n.basis for n in caps] == [Basis.FITTED] * 5
+    assert sum(abs(n.off) <= 20 for n in caps) == 5
+    assert not any(n.verdict for n in caps)
+    assert of["8 GPUs, energy: gain"].basis is Basis.PREDICTED
+    assert of["8 GPUs, energy: gain"].verdict.startswith("off by")
+    assert of["runs per cell (1)"].ours == 3, "what the file has, not what is printed"
 
 
 def test_joules_of_a_machine_are_those_at_the_wall(koszczal):
@@ -192,9 +203,11 @@ def test_every_table_fits_a_terminal_of_80_columns(titans, koszczal, v100):
 
 def test_castros_tables_come_out_of_the_campaign(titans):
     numbers = list(castro(titans))
-    of = counted(numbers)
-    assert [of[f"castro {n}"][1] for n in (3, 4, 5, 6, 7, 8, 10, 12, 13)] == [0] * 9
-    assert of["castro 6"][0] == 105
+    of = {basis: [n for n in numbers if n.basis is basis] for basis in Basis}
+    assert not of[Basis.PREDICTED]
+    assert len(of[Basis.RECOMPUTED]) == 2 + 105 + 36
+    assert sum(n.is_reproduced for n in of[Basis.RECOMPUTED]) >= 141
+    assert not any(n.verdict for n in numbers if n.basis not in COMPARED)
     said = findings(titans.campaign)
     # They take 1.4 times as long as the slower kind alone: waiting for it would give 1.0.
     assert not any("wait for the slower kind" in text for text in said)
@@ -203,10 +216,95 @@ def test_castros_tables_come_out_of_the_campaign(titans):
     assert [(levels["model"], levels["batch_size"], levels["gpus"]) for levels in left] == [("resnet-im", 256, 1)] * 2
 
 
+def test_a_number_that_changes_by_a_tenth_changes_its_verdict(titans, koszczal, v100):
+    def changed(n, share):
+        """A gain in per cent is that of a ratio, which is what changes."""
+        value = float(n.published)
+        return 100 - share * (100 - value) if n.unit in ("%", "pct") else share * value
+
+    numbers = [*castro_operations(), *castro(titans), *koszczal_of(koszczal)]
+    compared = [n for n in numbers if n.verdict]
+    assert len(compared) > 160
+    for n in compared:
+        # An EDP printed as 1.1 is told to 8 %: of a tenth more and a tenth less one has to be seen.
+        verdicts = {replace(n, published=repr(changed(n, share))).verdict for share in (0.9, 1.1)}
+        assert verdicts != {n.verdict}, n
+
+
+def test_an_input_that_changes_by_a_tenth_changes_the_verdicts_of_gains(tmp_path, monkeypatch):
+    """Gains near zero would not move much themselves."""
+
+    def dearer(document):
+        for row in document["simulation"]["rows"]:
+            if row.get("card") == "pascal" and "phases" in row:
+                row["phases"] = {name: [1.1 * joules, 1.1 * s] for name, (joules, s) in row["phases"].items()}
+        return design_of(document)
+
+    def of():
+        study = run_study("castro", "sim:p100", tmp_path / str(len(list(tmp_path.iterdir()))))
+        return {n.what: n.verdict for n in castro(study) if n.table == "castro 10"}
+
+    before = of()
+    monkeypatch.setattr(bench_studies, "design_of", dearer)
+    after = of()
+    assert len(before) == 36
+    # With four GPUs the printed times are those of one mixed run: both kinds wait for the dearer one here too.
+    same = [what for what, verdict in before.items() if after[what] == verdict]
+    assert all("4 GPUs" in what and "time" in what for what in same)
+
+
+def test_columns_that_are_half_too_high_contradict_the_rest_of_their_row(titans, monkeypatch):
+    def spoiled(name, read=rows_of):
+        rows = read(name)
+        for row in rows:
+            if row.get("samples_per_s"):
+                row["samples_per_s"] = repr(1.5 * float(row["samples_per_s"]))
+        return rows
+
+    monkeypatch.setattr("published.rows_of", spoiled)
+    own = [n for n in castro(titans) if n.what.endswith("samples_per_s")]
+    assert own
+    assert {n.basis for n in own} == {Basis.CONTRADICTED}
+
+
+def test_the_clocks_predictions_are_told_as_they_are(v100, tmp_path):
+    ti = run_study("tang-rtx2080ti", "sim:rtx2080ti", tmp_path / "ti", repeats=2)
+    p100 = run_study("tang-p100", "sim:p100", tmp_path / "p100", repeats=2)
+    numbers = list(tang_of({"v100": v100, "rtx2080ti": ti, "p100": p100}, {"alexnet": 61.1}))
+    predicted = [n for n in numbers if n.basis is Basis.PREDICTED]
+    assert len(predicted) == 8
+    assert sum(n.is_reproduced for n in predicted) == 1
+    gains = [n.ours for n in predicted if "gain of speed" in n.what]
+    assert gains[1] - gains[0] > 10, "networks of a card differ"
+    assert {n.basis for n in numbers if n.table == "tang IV"} == {Basis.FITTED}
+
+
+@pytest.mark.parametrize("command", COMMANDS.values())
+def test_each_table_comes_out_of_its_command(command, tmp_path, monkeypatch, capsys):
+    *words, last = command.split()
+    assert words[0] == "joules"
+    if words[1] == "campaign":
+        name = words[3].removesuffix(".toml")
+        card = bench_studies.CARD[name]
+        file = STUDIES / f"{name}.toml"
+        monkeypatch.chdir(tmp_path)
+        assert joules("campaign", "run", str(file), "--on", f"sim:{card}", "--into", name) == 0
+        capsys.readouterr()
+        assert joules("campaign", "table", str(file), "--into", name, *words[4:], last) == 0
+    else:
+        monkeypatch.chdir(STUDIES.parents[1])
+        assert joules(*words[1:], last) == 0
+    assert len(capsys.readouterr().out.splitlines()) > 5
+
+
+def test_the_page_of_the_studies_is_short_and_claims_no_total():
+    text = (STUDIES.parents[1] / "docs/results/studies/README.md").read_text(encoding="utf-8")
+    assert sum(any(map(str.isalnum, word)) for word in text.split()) <= 1500
+    assert not re.search(r"\bmet\b", text)
+
+
 def test_knobs_of_a_training_to_a_target_are_told_apart(tmp_path):
     study = run_study("zeus", "sim:v100", tmp_path)
-    numbers = [n for n in zeus(study) if n.table == "zeus traces"]
-    assert sum(n.verdict == "met" for n in numbers) >= 16
     (table,) = campaign_tables(study.campaign, ("trainings",))
     first = {row["job"]: row["batch_size"] for row in reversed(table.records())}
     assert first["librispeech"] == 192  # the default batch size comes first
@@ -235,3 +333,9 @@ def test_what_cannot_be_simulated_is_said(tmp_path, levels, simulation, named):
 def run_one(document, file):
     design = design_of(document)
     Simulated.named(design, "sim:rtx6000").run(design.block(0, design.cells())[0], 0, file)
+
+
+def test_a_documented_campaign_in_which_a_cell_has_no_memory_ends_well(tmp_path, capsys):
+    file = STUDIES / "castro.toml"
+    assert joules("campaign", "run", str(file), "--on", "sim:p100", "--into", str(tmp_path / "castro")) == 0
+    assert "does not fit into the memory" in capsys.readouterr().err
