@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 
 from powerd_analytics.campaign_views.all_tables import campaign_tables
-from powerd_analytics.campaign_views.campaign_figures import Campaign, CellFigures
+from powerd_analytics.campaign_views.campaign_figures import Campaign, CellRow
 from powerd_analytics.campaign_views.group_tables import wholes
 from powerd_analytics.campaign_views.groups import CORE, MEMORY, marginals, scalings
 from powerd_analytics.campaigns.design import Cell, Design
@@ -73,7 +73,7 @@ class Study:
         return Campaign(self.design, self.history)
 
     @property
-    def figures(self) -> list[CellFigures]:
+    def figures(self) -> list[CellRow]:
         return self.campaign.cells
 
 
@@ -216,7 +216,7 @@ def _castro_gains(study: Study) -> Iterator[Number]:
 
 
 def _castro_accuracy(study: Study) -> Iterator[Number]:
-    by_cell = {(f.cell.levels["model"], f.cell.levels["batch_size"]): f.accuracy for f in study.figures}
+    by_cell = {(f.cell.levels["model"], f.cell.levels["batch_size"]): f.results for f in study.figures}
     (table,) = campaign_tables(study.campaign, ("accuracy",))
     means = {(row["model"], row["batch_size"]): row["average"] for row in table.records()}
     for r in rows_of("paper/castro_table12_accuracy_scenarios.csv"):
@@ -247,7 +247,7 @@ MODELS = {
 METRIC = {"min E": "e", "min EDP": "edp", "min EDS(k=2.0)": "eds:2", "min EDS(k=1.5)": "eds:1.5"}
 
 
-def cells_of(study: Study) -> dict[tuple[str, int], CellFigures]:
+def cells_of(study: Study) -> dict[tuple[str, int], CellRow]:
     """By model and cap."""
     return {(str(f.cell.levels["model"]), int(f.cell.levels["power_cap_w"])): f for f in study.figures}
 

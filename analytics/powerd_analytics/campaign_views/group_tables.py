@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, log
 
-from powerd_analytics.campaign_views.campaign_figures import Campaign, CellFigures, KnobGroup, is_knob
+from powerd_analytics.campaign_views.campaign_figures import Campaign, CellRow, KnobGroup, is_knob
 from powerd_analytics.campaign_views.groups import (
     CORE,
     MEMORY,
@@ -248,7 +248,7 @@ def savings(campaign: Campaign) -> list[Saving]:
     """By model: what each factor of the reference saves alone, and what all of them save together. None where the
     reference names knobs alone, or one factor."""
     names = tuple(campaign.design.reference)
-    by_model: dict[str, list[CellFigures]] = {}
+    by_model: dict[str, list[CellRow]] = {}
     for f in campaign.cells:
         if f.ratios:
             by_model.setdefault(str(f.cell.levels.get(MODEL, "")), []).append(f)
@@ -373,6 +373,6 @@ def floor_table(campaign: Campaign) -> Table:
     return make_table("floor", f"Idle floor of {campaign.design.name}", columns, rows)
 
 
-def floor_j(design: Design, f: CellFigures) -> float:
+def floor_j(design: Design, f: CellRow) -> float:
     """Joules that idling for as long as a run of a cell would have taken."""
     return (design.analysis.idle_w or 0.0) * f.time_s.value

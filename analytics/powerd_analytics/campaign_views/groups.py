@@ -93,18 +93,18 @@ def _scaling(campaign: Campaign, levels: Mapping[str, TableCell], groups: Sequen
         if reference is None or least is None:
             continue
         best = campaign.best(group, "e").cell
-        pairs = group.pairs(best, reference)
+        off = campaign.by_id[best.id].ratios
         set_here, set_least = (campaign.design.cell({**cell.levels, **set_to}) for cell in (reference, least))
         rows.append(
             Scaled(
                 int(str(group.levels[GPUS])),
                 group,
-                float(np.mean([r.time_s for r in group.runs[reference.id].values()])),
-                mean_of_ratios([time for _, time in group.pairs(least, reference)]),
-                mean_of_ratios([time for _, time in group.pairs(set_least, set_here)]),
+                campaign.by_id[reference.id].time_s.value,
+                mean_of_ratios([time for _, time in group.pairs_by_block(least, reference).values()]),
+                mean_of_ratios([time for _, time in group.pairs_by_block(set_least, set_here).values()]),
                 best,
-                mean_of_ratios([energy for energy, _ in pairs]),
-                mean_of_ratios([time for _, time in pairs]),
+                off["e"],
+                off["time"],
             )
         )
     return Scaling(levels, at, tuple(rows))

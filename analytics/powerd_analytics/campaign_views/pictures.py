@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from powerd_analytics.campaign_views.campaign_figures import CAP, Campaign, CellFigures, KnobGroup
+from powerd_analytics.campaign_views.campaign_figures import CAP, Campaign, CellRow, KnobGroup
 from powerd_analytics.campaign_views.cell_tables import phase_rows
 from powerd_analytics.campaign_views.group_tables import Saving, savings
 from powerd_analytics.campaign_views.groups import scalings
@@ -72,8 +72,9 @@ def draw_normalised(campaigns: Sequence[Campaign]) -> Picture:
         points: dict[str, list[tuple[float, float]]] = {}
         for group in campaign.groups:
             name = str(group.levels.get(MODEL) or _text(list(group.levels.items())) or "all")
-            found = [ratios for cell in group.cells if (ratios := group.off_reference(cell)) is not None]
-            points.setdefault(name, []).extend((time.value, energy.value) for energy, time in found)
+            cells = group.cells if group.reference is not None else ()
+            found = [ratios for cell in cells if (ratios := campaign.by_id[cell.id].ratios)]
+            points.setdefault(name, []).extend((off["time"].value, off["e"].value) for off in found)
         for i, (name, own) in enumerate(points.items()):
             fill = None if campaign.provenances == ["measured"] else "none"
             ax.plot(*zip(*own, strict=True), ls="none", marker=_MARKERS[i % len(_MARKERS)], ms=3.5, mfc=fill,
@@ -147,17 +148,16 @@ def _over(campaign: Campaign, group: KnobGroup, knob: str) -> tuple[list[float],
     others = {n: v for n, v in group.reference.levels.items() if n in KNOBS and n != knob}
     rows = []
     for cell in group.cells:
-        off = group.off_reference(cell)
-        if off is not None and all(cell.levels[n] == v for n, v in others.items()):
-            level = float(str(campaign.levels(cell)[knob]))
-            rows.append((level, 1 / off[1].value, campaign.by_id[cell.id].power_w))
+        f = campaign.by_id[cell.id]
+        if f.ratios and all(cell.levels[n] == v for n, v in others.items()):
+            rows.append((float(str(campaign.levels(cell)[knob])), 1 / f.ratios["time"].value, f.power_w))
     clocks, speed, power = zip(*sorted(rows), strict=True)
     return list(clocks), list(speed), list(power)
 
 
 # -- several GPUs ------------------------------------------------------------------------------------------------------
 
-_OF_GPUS: dict[str, Callable[[CellFigures], Figure]] = {
+_OF_GPUS: dict[str, Callable[[CellRow], Figure]] = {
     "energy saved (%)": lambda f: f.ratios["e"].shifted(-1.0).scaled(-100.0),
     "more time (%)": lambda f: f.ratios["time"].shifted(-1.0).scaled(100.0),
     "saved minus more time (%)": lambda f: f.ratios["eds:2"].shifted(-1.0).scaled(-200.0),
@@ -173,7 +173,7 @@ def draw_gpus(campaign: Campaign) -> Picture:
     reference on as many GPUs."""
     figure, axes = panels(len(_OF_GPUS), (4.6, 3.0), most_columns=3)
     every = [f for f in campaign.cells if f.ratios]
-    lines: dict[tuple[tuple[str, TableCell], ...], list[CellFigures]] = {}
+    lines: dict[tuple[tuple[str, TableCell], ...], list[CellRow]] = {}
     for f in every:
         lines.setdefault(tuple((n, v) for n, v in f.cell.levels.items() if n not in KNOBS), []).append(f)
     for (ax,), (name, value) in zip(axes, _OF_GPUS.items(), strict=True):
