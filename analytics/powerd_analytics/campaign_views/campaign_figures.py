@@ -33,8 +33,7 @@ from powerd_analytics.frame.merits import OF_A_SWEEP, merit_of
 from powerd_analytics.frame.repeats import joules_columns
 from powerd_analytics.output.export import Column, Kind
 from powerd_analytics.output.text import Cell as TableCell
-from powerd_core.lease import KNOB_OF_OPTION
-from powerd_core.settings import UNITS
+from powerd_core.settings import unit_of
 from powerd_core.text import printable
 from powerd_core.verdict import Verdict, worst
 
@@ -429,7 +428,7 @@ class Campaign:
         differs = {name for cell in self.design.cells() for name in self.levels(cell)}
         for name, levels in self.design.factors.items():
             is_number = all(isinstance(level, int | float) and not isinstance(level, bool) for level in levels)
-            unit = UNITS.get(KNOB_OF_OPTION.get(name, ""), "1" if is_number else "")
+            unit = unit_of(name) or ("1" if is_number else "")
             heading = _ENFORCED[name].heading if name in _ENFORCED else ""
             kind: Kind = "number" if is_number else "text"
             own = column(name, heading)

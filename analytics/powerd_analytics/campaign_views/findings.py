@@ -22,7 +22,17 @@ from powerd_analytics.campaign_views.campaign_figures import (
 )
 from powerd_analytics.campaign_views.cell_tables import kernels_of
 from powerd_analytics.campaign_views.group_tables import floor_j, is_below, savings, wholes
-from powerd_analytics.campaign_views.groups import CORE, MEMORY, Scaling, knee, marginals, scalings, setting_text, spans
+from powerd_analytics.campaign_views.groups import (
+    CORE,
+    MEMORY,
+    WORDS,
+    Scaling,
+    knee,
+    marginals,
+    scalings,
+    setting_text,
+    spans,
+)
 from powerd_analytics.campaigns.design import GPUS, KNOBS, MODEL, Design, level_text
 from powerd_analytics.frame.figure import Figure, mean_of_cells
 from powerd_analytics.frame.means import mean_of_ratios
@@ -40,12 +50,6 @@ HARDLY = 0.03
 ONE_BY_ONE = 8
 """More groups than this share a sentence."""
 _BATCH = ("batch_size", "batch")
-_SHORT = {
-    "power_cap_w": "limit",
-    "sm_clock_mhz": "SM clock",
-    "mem_clock_mhz": "memory clock",
-    "batch_size": "batch size",
-}
 
 
 def findings(campaign: Campaign) -> list[str]:
@@ -215,7 +219,7 @@ def _of_savings(campaign: Campaign) -> Iterator[str]:
     by_model: dict[str, list[str]] = {}
     for s in savings(campaign):
         if is_below(s.energy):
-            name = " and ".join(_SHORT.get(n, n) for n in s.free)
+            name = " and ".join(WORDS.get(n, n) for n in s.free)
             by_model.setdefault(s.model, []).append(f"{name} {_with_u95(_saved(s.energy))} %")
     for model, texts in by_model.items():
         yield f"{model + ': ' if model else ''}the most energy that is saved by choosing {_listed(texts)}"
@@ -270,8 +274,8 @@ def _of_floor(design: Design, figures: Sequence[CellRow]) -> Iterator[str]:
 
 def _of_clocks(campaign: Campaign) -> Iterator[str]:
     """What each clock does from its least to its greatest level, all else being equal, and where power bends."""
-    for knob, name in ((CORE, "SM clock"), (MEMORY, "memory clock")):
-        levels = marginals(campaign.design, campaign.groups, knob)
+    for knob in (CORE, MEMORY):
+        name, levels = WORDS[knob], marginals(campaign.design, campaign.groups, knob)
         if not levels:
             continue
         first, last = levels[0], levels[-1]

@@ -10,6 +10,7 @@ from powerd_analytics.campaign_views.campaign_figures import Campaign, CellRow, 
 from powerd_analytics.campaign_views.groups import (
     CORE,
     MEMORY,
+    WORDS,
     Scaled,
     Scaling,
     marginals,
@@ -24,10 +25,11 @@ from powerd_analytics.frame.figure import Figure
 from powerd_analytics.frame.merits import MERITS, OF_A_SWEEP, merit_of
 from powerd_analytics.output.export import Column, Table, make_table
 from powerd_analytics.output.text import Cell as TableCell
+from powerd_core.settings import KNOB_AS_OPTION
 
 _OF_MINIMA = ("e", "edp", "eds:2", "eds:1.5")
 _BATCH = ("batch_size", "batch")
-_SHORT = {"power_cap_w": "cap", "sm_clock_mhz": "SM clock", "mem_clock_mhz": "memory clock", "batch_size": "batch"}
+_SHORT = {option: knob.heading for option, knob in KNOB_AS_OPTION.items()} | {"batch_size": "batch"}
 
 
 def per_cent(name: str, ratio: Figure, *, saved: bool = False) -> dict[str, TableCell]:
@@ -192,10 +194,10 @@ def marginals_table(campaign: Campaign) -> Table:
     ]  # fmt: skip
     rows: list[dict[str, TableCell]] = [
         {
-            "knob": name, "level_mhz": m.level, "speed_ratio": 1 / m.time.value,
+            "knob": WORDS[knob], "level_mhz": m.level, "speed_ratio": 1 / m.time.value,
             "power_ratio": m.energy.value / m.time.value, "e_ratio": m.energy.value, "u95_e_ratio": m.energy.u95,
         }
-        for knob, name in ((CORE, "SM clock"), (MEMORY, "memory clock"))
+        for knob in (CORE, MEMORY)
         for m in marginals(campaign.design, campaign.groups, knob)
     ]  # fmt: skip
     notes = ["of those at the reference clock: the geometric mean over all other factors"] if rows else []

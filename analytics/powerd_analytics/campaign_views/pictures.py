@@ -13,7 +13,7 @@ import numpy as np
 from powerd_analytics.campaign_views.campaign_figures import CAP, Campaign, CellRow, KnobGroup
 from powerd_analytics.campaign_views.cell_tables import phase_rows
 from powerd_analytics.campaign_views.group_tables import Saving, savings
-from powerd_analytics.campaign_views.groups import scalings
+from powerd_analytics.campaign_views.groups import WORDS, scalings
 from powerd_analytics.campaigns.design import GPUS, KNOBS, MODEL, Cell
 from powerd_analytics.frame.figure import Figure
 from powerd_analytics.output.colours import PALETTE
@@ -31,8 +31,7 @@ from powerd_analytics.plots.style import (
     shown,
     styled,
 )
-from powerd_core.lease import KNOB_OF_OPTION
-from powerd_core.settings import UNITS
+from powerd_core.settings import unit_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -41,12 +40,7 @@ if TYPE_CHECKING:
 _MARKERS = "osD^vP*X"
 _SERIES = (*PALETTE[:6], "#777777", "#000000")
 _BATCH = ("batch_size", "batch")
-_NAMES = {
-    "power_cap_w": "power cap",
-    "sm_clock_mhz": "SM clock",
-    "mem_clock_mhz": "memory clock",
-    "batch_size": "batch",
-}
+_NAMES = WORDS | {"batch_size": "batch"}
 _LEAST_SPAN = 0.3
 """An axis spans at least this share of what it shows: what hardly moves must look so."""
 K = 1.5, 2.0
@@ -54,10 +48,6 @@ K = 1.5, 2.0
 
 def _text(levels: Sequence[tuple[str, TableCell]]) -> str:
     return ", ".join(f"{v}" if isinstance(v, str) else f"{v:g} {_NAMES.get(n, n)}" for n, v in levels if v is not None)
-
-
-def _unit(knob: str) -> str:
-    return UNITS.get(KNOB_OF_OPTION.get(knob, ""), "")
 
 
 # -- energy against time, of the reference -----------------------------------------------------------------------------
@@ -202,7 +192,7 @@ def draw_scaling(campaign: Campaign) -> Picture:
     for (ax,), scaling in zip(axes, found, strict=True):
         set_to = {n: v for n, v in scaling.at.levels.items() if n in KNOBS}
         bars, names = [], [str(row.gpus) for row in scaling.rows]
-        colours = {"reference": PALETTE[0], _text([(n, f"{v} {_unit(n)}") for n, v in set_to.items()]): PALETTE[1]}
+        colours = {"reference": PALETTE[0], _text([(n, f"{v} {unit_of(n)}") for n, v in set_to.items()]): PALETTE[1]}
         for place, row in enumerate(scaling.rows):
             at_set = campaign.design.cell({**row.best.levels, **set_to})
             seconds = [row.time_s, campaign.by_id[at_set.id].time_s.value]

@@ -281,7 +281,8 @@ def test_another_design_does_not_go_on_in_the_same_folder(tmp_path):
     assert len(lab.made) == 3
 
 
-def test_cells_go_on_until_their_interval_is_narrow_with_their_reference(tmp_path):
+@pytest.mark.parametrize("metric", ["e", "energy_j", "ed2p"])
+def test_cells_go_on_until_their_interval_is_narrow_with_their_reference(tmp_path, metric):
     class Noisy(Lab):
         def run(self, item, attempt, file):
             self.made.append((item, attempt))
@@ -289,7 +290,7 @@ def test_cells_go_on_until_their_interval_is_narrow_with_their_reference(tmp_pat
             return result(100.0 * (1 + spread * (-1) ** item.block), 1.0)
 
     of = design(
-        repeats={"min": 3, "max": 9, "until": {"metric": "energy_j", "half_width": 0.01}},
+        repeats={"min": 3, "max": 9, "until": {"metric": metric, "half_width": 0.01}},
         order={"reference": {"n": 1}},
     )
     lab = Noisy()
