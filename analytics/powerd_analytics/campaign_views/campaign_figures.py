@@ -53,24 +53,24 @@ FITTED_FROM = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class CountedRun:
     """A run that counts."""
 
     item: Item
     result: Result
 
 
-def measured(design: Design, history: History) -> list[Measured]:
+def counted_runs(design: Design, history: History) -> list[CountedRun]:
     """The runs that count, block by block."""
     found = [
-        Measured(item, result) for key, result in history.results().items()
+        CountedRun(item, result) for key, result in history.results().items()
         if (item := design.item_of(key)) is not None
     ]  # fmt: skip
     return sorted(found, key=lambda m: m.item.block)
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class RunFigures:
     """What a run took, as it is compared: by the sample where runs did other work than the rest."""
 
     energy: Figure
@@ -140,14 +140,14 @@ class KnobGroup:
     """Those of the other factors."""
     cells: tuple[Cell, ...]
     reference: Cell | None
-    runs: Mapping[str, Mapping[int, Taken]]
+    runs: Mapping[str, Mapping[int, RunFigures]]
 
     def pairs_by_block(self, a: Cell, b: Cell) -> dict[int, tuple[float, float]]:
         """Joules and seconds of one cell over another's."""
         return _pairs(self.runs, a, b)
 
 
-def _pairs(runs: Mapping[str, Mapping[int, Taken]], a: Cell, b: Cell | None) -> dict[int, tuple[float, float]]:
+def _pairs(runs: Mapping[str, Mapping[int, RunFigures]], a: Cell, b: Cell | None) -> dict[int, tuple[float, float]]:
     """Joules and seconds of one cell over another's, by the blocks that both have."""
     beside = runs.get(b.id, {}) if b is not None else {}
     return {
@@ -186,8 +186,8 @@ class Campaign:
     """By figure of merit the cap that rounds have promised to be near the best: then it is the best."""
 
     @cached_property
-    def runs(self) -> list[Measured]:
-        return measured(self.design, self.history)
+    def runs(self) -> list[CountedRun]:
+        return counted_runs(self.design, self.history)
 
     @cached_property
     def provenances(self) -> list[str]:
@@ -216,16 +216,16 @@ class Campaign:
         return result.samples or self.design.samples
 
     @cached_property
-    def taken(self) -> Mapping[str, Mapping[int, Taken]]:
+    def run_figures(self) -> Mapping[str, Mapping[int, RunFigures]]:
         """By cell and block what its run took on all cards; without runs of which a kind of card was not measured."""
-        found: dict[str, dict[int, Taken]] = {}
+        found: dict[str, dict[int, RunFigures]] = {}
         for cell in self.design.cells():
             for block, result in self.results.get(cell.id, {}).items():
                 energy = self._on_all_cards(cell, block)
                 if energy is None:
                     continue
                 by = 1 / (self.samples(result) or 1.0) if self.is_per_sample else 1.0
-                found.setdefault(cell.id, {})[block] = Taken(
+                found.setdefault(cell.id, {})[block] = RunFigures(
                     energy.scaled(by), by * result.time_s, energy.value, result
                 )
         return found
@@ -261,7 +261,7 @@ class Campaign:
 
         Cells whose runs did other work than the rest are compared by the sample, and so are all others then.
         """
-        rows = [self._mean_row(cell) for cell in self.design.cells() if cell.id in self.taken]
+        rows = [self._mean_row(cell) for cell in self.design.cells() if cell.id in self.run_figures]
         return worked_out(frame_from(rows)).assign(per="", part="")
 
     @cached_property
@@ -281,7 +281,7 @@ class Campaign:
         return {f.cell.id: f for f in self.cells}
 
     def _mean_row(self, cell: Cell) -> dict[str, object]:
-        own, levels = list(self.taken[cell.id].values()), self.levels(cell)
+        own, levels = list(self.run_figures[cell.id].values()), self.levels(cell)
         results = [r.result for r in own]
         energy, time = self.mean([r.energy for r in own]), self.mean_of_numbers([r.time_s for r in own])
         freedom = (energy if energy.u_statistical else time).degrees_of_freedom
@@ -300,7 +300,7 @@ class Campaign:
         if self.design.analysis.instrument.moved_over:
             one_card = self.mean([r.energy for r in results])
             row |= {"one_card_j": one_card.value, "u95_one_card_j": one_card.u95}
-        pairs = _pairs(self.taken, cell, self.design.reference_of(cell)).values()
+        pairs = _pairs(self.run_figures, cell, self.design.reference_of(cell)).values()
         for merit in map(merit_of, OF_A_SWEEP if pairs else ()):
             ratio = mean_of_ratios([merit.ratio(*pair) for pair in pairs])
             row |= {merit.ratio_column: ratio.value, f"u95_{merit.ratio_column}": ratio.u95}
@@ -325,13 +325,13 @@ class Campaign:
         """Those that have runs."""
         groups: dict[tuple[tuple[str, TableCell], ...], list[Cell]] = {}
         for cell in self.design.cells():
-            if cell.id in self.taken:
+            if cell.id in self.run_figures:
                 groups.setdefault(tuple((n, v) for n, v in cell.levels.items() if n not in KNOBS), []).append(cell)
         found = []
         for levels, cells in groups.items():
             reference = self.design.reference_of(cells[0])
             is_inside = reference is not None and reference.id in {cell.id for cell in cells}
-            found.append(KnobGroup(dict(levels), tuple(cells), reference if is_inside else None, self.taken))
+            found.append(KnobGroup(dict(levels), tuple(cells), reference if is_inside else None, self.run_figures))
         return found
 
     @cached_property
@@ -357,9 +357,9 @@ class Campaign:
         own reference."""
         logs = []
         for cell in (f.cell for f in figures):
-            joules = {block: r.energy_j for block, r in self.taken[cell.id].items()}
+            joules = {block: r.energy_j for block, r in self.run_figures[cell.id].items()}
             if relative:
-                pairs = _pairs(self.taken, cell, self.design.reference_of(cell))
+                pairs = _pairs(self.run_figures, cell, self.design.reference_of(cell))
                 joules = {block: energy for block, (energy, _) in pairs.items()}
             logs.append({block: log(energy) for block, energy in joules.items()})
         return _chosen_of(best_of_pairs(logs), [f.cell for f in figures])
@@ -410,7 +410,7 @@ class Campaign:
             if enforced is None or abs(enforced - float(level)) <= _ENFORCED[name].step:
                 found[name] = level
             else:
-                found |= {name: round(enforced, 3), asked(name): level}
+                found |= {name: round(enforced, 3), asked_column(name): level}
         return found
 
     def _enforced(self, cell: Cell, name: str) -> float | None:
@@ -433,8 +433,8 @@ class Campaign:
             kind: Kind = "number" if is_number else "text"
             own = column(name, heading)
             found.append(Column(name, kind, unit, heading=own.heading, missing="–", is_setting=True))
-            if asked(name) in differs:
-                found.append(Column(asked(name), kind, unit, heading=f"asked {unit}", missing="", is_setting=True))
+            if (asked := asked_column(name)) in differs:
+                found.append(Column(asked, kind, unit, heading=f"asked {unit}", missing="", is_setting=True))
         return found
 
     @property
@@ -477,7 +477,7 @@ _ENFORCED: Mapping[str, _Enforced] = {
 _ASKED = "_asked"
 
 
-def asked(name: str) -> str:
+def asked_column(name: str) -> str:
     """The column of what was asked of a knob."""
     return f"{name}{_ASKED}"
 

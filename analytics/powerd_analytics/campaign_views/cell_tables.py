@@ -14,7 +14,7 @@ from powerd_analytics.campaign_views.campaign_figures import (
     CAP,
     EPOCH,
     Campaign,
-    Taken,
+    RunFigures,
     run_notes,
     same_losses,
 )
@@ -263,7 +263,7 @@ def spread_table(campaign: Campaign) -> Table:
         ]
     rows: list[dict[str, TableCell]] = []
     for f in campaign.cells:
-        runs = campaign.taken[f.cell.id].values()
+        runs = campaign.run_figures[f.cell.id].values()
         if len(runs) < 2:
             continue
         row: dict[str, TableCell] = {**campaign.levels(f.cell), "runs": len(runs)}
@@ -279,7 +279,7 @@ def spread_table(campaign: Campaign) -> Table:
 def trainings_table(campaign: Campaign) -> Table:
     """One row a run that trained to a target: what `joules optimise` reads as a trace."""
     design = campaign.design
-    runs = [m for m in campaign.runs if EPOCH in m.result.accuracy and m.item.cell.id in campaign.taken]
+    runs = [m for m in campaign.runs if EPOCH in m.result.accuracy and m.item.cell.id in campaign.run_figures]
     columns = [
         Column("job"), Column("batch_size", "number", "1", heading="batch"),
         Column(CAP, "number", "W", heading="cap W"), Column("epochs", "number", "1"),
@@ -287,7 +287,7 @@ def trainings_table(campaign: Campaign) -> Table:
     ]  # fmt: skip
     every: list[tuple[bool, dict[str, TableCell]]] = []
     for m in runs:
-        levels, taken = campaign.levels(m.item.cell), campaign.taken[m.item.cell.id].get(m.item.block)
+        levels, taken = campaign.levels(m.item.cell), campaign.run_figures[m.item.cell.id].get(m.item.block)
         joules = None if taken is None else taken.whole_j
         reference = design.reference_levels(m.item.cell.levels) or levels
         is_default = _batch(levels) == _batch(reference)
@@ -317,8 +317,9 @@ def efficiency_table(campaign: Campaign) -> Table:
         Column("gflops_per_w_executed", "number", "1e9/J", heading="GFLOPS/W (executed)"),
         Column("sgemm_executed_pct", "number", "%", heading="of SGEMM %"),
     ]  # fmt: skip
-    cells = [f for f in campaign.cells if any(_operations(r.result)[0] for r in campaign.taken[f.cell.id].values())]
-    figures = {f.cell.id: _per_joule(list(campaign.taken[f.cell.id].values())) for f in cells}
+    runs = {id: list(own.values()) for id, own in campaign.run_figures.items()}
+    cells = [f for f in campaign.cells if any(_operations(r.result)[0] for r in runs[f.cell.id])]
+    figures = {f.cell.id: _per_joule(runs[f.cell.id]) for f in cells}
     best = {_settings(f.cell.levels): figures[f.cell.id] for f in cells if f.cell.levels.get(MODEL) == SGEMM}
     rows: list[dict[str, TableCell]] = []
     for f in cells:
@@ -340,7 +341,7 @@ def _operations(result: Result) -> tuple[float | None, float | None]:
     return result.operations("operations_per_sample", 2), result.operations("operations_executed_per_sample", 1)
 
 
-def _per_joule(runs: Sequence[Taken]) -> tuple[float | None, float | None]:
+def _per_joule(runs: Sequence[RunFigures]) -> tuple[float | None, float | None]:
     """1e9 operations a joule of all cards, by both conventions."""
     joules = sum(r.whole_j for r in runs)
     paper, executed = zip(*(_operations(r.result) for r in runs), strict=True)

@@ -22,13 +22,13 @@ from powerd_analytics.plots.style import (
     HATCHES,
     Bar,
     bar_handles,
+    brief,
     draw_bars,
     finish,
     heading,
     legend_above,
     legend_beside,
     panels,
-    shown,
     styled,
 )
 from powerd_core.settings import unit_of
@@ -68,7 +68,7 @@ def draw_normalised(campaigns: Sequence[Campaign]) -> Picture:
         for i, (name, own) in enumerate(points.items()):
             fill = None if campaign.provenances == ["measured"] else "none"
             ax.plot(*zip(*own, strict=True), ls="none", marker=_MARKERS[i % len(_MARKERS)], ms=3.5, mfc=fill,
-                    color=_SERIES[i % len(_SERIES)], label=shown(name, 24))  # fmt: skip
+                    color=_SERIES[i % len(_SERIES)], label=brief(name, 24))  # fmt: skip
         _metric_lines(ax, [pair for own in points.values() for pair in own])
         heading(ax, campaign.design.name)
         ax.set(xlabel="time, of the reference's (1)", ylabel="energy, of the reference's (1)")
@@ -274,7 +274,7 @@ def draw_knob_savings(campaign: Campaign) -> Picture:
         hatch = HATCHES.get(campaign.provenances[0], "")
         bars.append(Bar(x, 0.27, (100 * (1 - s.energy.value), u95), colours[name], hatch))
     draw_bars(ax, bars, [bar.height for bar in bars], inches, unknown="")
-    ax.set_xticks(range(len(models)), [shown(model, 20) for model in models])
+    ax.set_xticks(range(len(models)), [brief(model, 20) for model in models])
     ax.set_ylabel("energy saved (%)")
     legend_above(figure, bar_handles(colours, campaign.provenances))
     return finish(figure, f"{campaign.design.name}: what each knob saves", campaign.provenances)
