@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from math import isfinite, log, nan
 from statistics import fmean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from powerd_analytics.campaigns.design import GPUS, KNOBS, MODEL, Cell, Design, Item, Level
 from powerd_analytics.campaigns.journal import Discard, History, Result, RunRecord
@@ -47,6 +47,12 @@ SAME_WORK = 0.005
 CAP = "power_cap_w"
 FITTED_FROM = 5
 """So many caps give a curve."""
+
+
+def figure_columns(name: str, unit: str, heading: str, *, u95: str = "", per: float = 1.0, **more: Any) -> list[Column]:
+    """The column of a figure, and that of its U95."""
+    of_u95 = Column(u95 or f"u95_{name}", "number", unit, heading="± U95", per=per, is_uncertainty=True)
+    return [Column(name, "number", unit, heading=heading, per=per, **more), of_u95]
 
 
 # -- runs --------------------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from powerd_analytics.campaign_views.campaign_figures import (
     EPOCH,
     Campaign,
     RunFigures,
+    figure_columns,
     run_notes,
     same_losses,
 )
@@ -46,21 +47,13 @@ def cells_table(campaign: Campaign) -> Table:
     columns = [
         *campaign.factor_columns,
         Column("runs", "integer", "1", heading="n"),
-        Column("time_s", "number", "s", heading=f"s{per}"),
-        Column("u95_s", "number", "s", heading="± U95", is_uncertainty=True),
-        Column("energy_j", "number", "J", heading=f"J{per}{of_device}", sign="≥"),
-        Column("u95_j", "number", "J", heading="± U95", is_uncertainty=True),
+        *figure_columns("time_s", "s", f"s{per}", u95="u95_s"),
+        *figure_columns("energy_j", "J", f"J{per}{of_device}", u95="u95_j", sign="≥"),
     ]
-    if design.analysis.instrument.moved_over:
-        columns.append(Column("one_card_j", "number", "J", heading="J of one card"))
-        columns.append(Column("u95_one_card_j", "number", "J", heading="± U95", is_uncertainty=True))
+    columns += figure_columns("one_card_j", "J", "J of one card") if design.analysis.instrument.moved_over else []
     if design.reference:
-        columns += [
-            Column("e_ratio", "number", "1", "joules over the reference's, block by block", "E"),
-            Column("u95_e_ratio", "number", "1", heading="± U95", is_uncertainty=True),
-            Column("edp_ratio", "number", "1", "energy-delay product over the reference's", "EDP"),
-            Column("u95_edp_ratio", "number", "1", heading="± U95", is_uncertainty=True),
-        ]
+        columns += figure_columns("e_ratio", "1", "E", meaning="joules over the reference's, block by block")
+        columns += figure_columns("edp_ratio", "1", "EDP", meaning="energy-delay product over the reference's")
     else:
         columns.append(Column("power_w", "number", "W", heading="W"))
     # For programs (`joules pick`, pictures); people have them in tables of their own.
@@ -105,8 +98,7 @@ def accuracy_table(campaign: Campaign) -> Table:
     names = list(dict.fromkeys(name for _, results in by_cell for name in results))
     columns = [*campaign.factor_columns, Column("runs", "integer", "1", heading="n")]
     for name in names:
-        columns.append(Column(name, "number", heading=name))
-        columns.append(Column(f"u95_{name}", "number", heading="± U95", is_uncertainty=True))
+        columns += figure_columns(name, "", name)
     columns += [Column("average", "number", "1", "by the weights of the file")] if design.analysis.weights else []
     columns.append(Column("energy_j", "number", "J", heading="J", sign="≥"))
     rows: list[dict[str, TableCell]] = []
@@ -145,14 +137,11 @@ def phases_table(campaign: Campaign) -> Table:
     )
     columns = [
         *campaign.factor_columns, Column("phase"),
-        Column("time_s", "number", "s", heading=f"s{per}"),
-        Column("u95_s", "number", "s", heading="± U95", is_uncertainty=True),
-        Column("energy_j", "number", "J", heading=f"J{per}{of_card}", missing="n.r."),
-        Column("u95_j", "number", "J", heading="± U95", is_uncertainty=True),
+        *figure_columns("time_s", "s", f"s{per}", u95="u95_s"),
+        *figure_columns("energy_j", "J", f"J{per}{of_card}", u95="u95_j", missing="n.r."),
     ]  # fmt: skip
     for name, unit in (("time", "s"), ("energy", "J")) if design.reference else ():
-        columns.append(Column(f"{name}_pct", "number", "%", heading=f"{unit} Δ %"))
-        columns.append(Column(f"u95_{name}_pct", "number", "%", heading="± U95", is_uncertainty=True))
+        columns += figure_columns(f"{name}_pct", "%", f"{unit} Δ %")
     columns.append(Column("note"))
     rows = [campaign.levels(cell) | row for cell, row in phase_rows(campaign)]
     return make_table("phases", f"Phases of {design.name}", columns, rows, campaign.asked_notes)

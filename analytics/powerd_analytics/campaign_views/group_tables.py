@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, log
 
-from powerd_analytics.campaign_views.campaign_figures import Campaign, CellRow, KnobGroup, is_knob
+from powerd_analytics.campaign_views.campaign_figures import Campaign, CellRow, KnobGroup, figure_columns, is_knob
 from powerd_analytics.campaign_views.groups import (
     CORE,
     MEMORY,
@@ -38,14 +38,6 @@ def per_cent(name: str, ratio: Figure, *, saved: bool = False) -> dict[str, Tabl
     return {name: off.value, f"u95_{name}": off.u95}
 
 
-def _with_u95(name: str, heading: str, meaning: str = "") -> list[Column]:
-    """Columns of a figure in per cent and its U95."""
-    return [
-        Column(name, "number", "%", meaning, heading=heading),
-        Column(f"u95_{name}", "number", "%", heading="± U95", is_uncertainty=True),
-    ]
-
-
 _OF_AS_GOOD = [
     Column("as_good", heading="as good"),
     Column("worst_pct", "number", "%", "by how much one of those as good may be worse", is_hidden=True),
@@ -69,9 +61,9 @@ def minima_table(campaign: Campaign) -> Table:
         *(c for c in campaign.factor_columns if is_knob(c.name)), Column("power_w", "number", "W", heading="W"),
         Column("energy_j", "number", "J", heading=f"{'kJ' if is_thousands else 'J'}{per}",
                per=1e3 if is_thousands else 1.0),
-        *_with_u95("energy_pct", "Δ %"), Column("time_s", "number", "s", heading=f"s{per}"),
-        *_with_u95("time_pct", "Δ %"),
-        *_with_u95("gain_pct", "gain %", "by how much the merit is below the reference's"),
+        *figure_columns("energy_pct", "%", "Δ %"), Column("time_s", "number", "s", heading=f"s{per}"),
+        *figure_columns("time_pct", "%", "Δ %"),
+        *figure_columns("gain_pct", "%", "gain %", meaning="by how much the merit is below the reference's"),
         *_OF_AS_GOOD,
     ]  # fmt: skip
     rows: list[dict[str, TableCell]] = []
@@ -154,12 +146,11 @@ def scaling_table(campaign: Campaign) -> Table:
     others = [c for c in campaign.factor_columns if not is_knob(c.name) and c.name != GPUS]
     columns = [
         *others, Column(GPUS, "integer", "1", heading="GPUs"), Column("time_s", "number", "s", heading="s"),
-        Column("speed_up", "number", "1", heading="speed-up"),
-        Column("u95_speed_up", "number", "1", heading="± U95", is_uncertainty=True),
+        *figure_columns("speed_up", "1", "speed-up"),
         Column("efficiency_pct", "number", "%", heading="efficiency %"),
         Column("speed_up_set", "number", "1", "speed-up at the setting that the note names", "speed-up, set"),
         *(c for c in campaign.factor_columns if is_knob(c.name)),
-        *_with_u95("saving_pct", "saves %"), *_with_u95("time_pct", "time Δ %"),
+        *figure_columns("saving_pct", "%", "saves %"), *figure_columns("time_pct", "%", "time Δ %"),
     ]  # fmt: skip
     rows: list[dict[str, TableCell]] = []
     notes = []
@@ -189,8 +180,7 @@ def marginals_table(campaign: Campaign) -> Table:
     columns = [
         Column("knob"), Column("level_mhz", "number", "MHz", heading="MHz"),
         Column("speed_ratio", "number", "1", heading="speed"), Column("power_ratio", "number", "1", heading="power"),
-        Column("e_ratio", "number", "1", heading="E"),
-        Column("u95_e_ratio", "number", "1", heading="± U95", is_uncertainty=True),
+        *figure_columns("e_ratio", "1", "E"),
     ]  # fmt: skip
     rows: list[dict[str, TableCell]] = [
         {
@@ -210,7 +200,7 @@ def optimum_table(campaign: Campaign) -> Table:
     others = [c for c in campaign.factor_columns if not is_knob(c.name) and c.name not in (MODEL, *_BATCH)]
     columns = [
         *others, Column("model"), Column(CORE, "number", "MHz", heading="SM MHz"),
-        *_with_u95("saving_pct", "saves %"), *_with_u95("time_pct", "time Δ %"),
+        *figure_columns("saving_pct", "%", "saves %"), *figure_columns("time_pct", "%", "time Δ %"),
     ]  # fmt: skip
     columns += _OF_AS_GOOD
     alike: dict[tuple[TableCell, ...], list[KnobGroup]] = {}
@@ -275,7 +265,7 @@ def savings_table(campaign: Campaign) -> Table:
     factors = [c for c in campaign.factor_columns if c.name.removesuffix("_asked") in campaign.design.reference]
     columns = [
         Column("model"), Column("chosen"), *factors,
-        *_with_u95("saving_pct", "saves %"), *_with_u95("time_pct", "time Δ %"),
+        *figure_columns("saving_pct", "%", "saves %"), *figure_columns("time_pct", "%", "time Δ %"),
     ]  # fmt: skip
     rows: list[dict[str, TableCell]] = []
     for s in savings(campaign):
@@ -324,8 +314,7 @@ def machines_table(campaign: Campaign) -> Table:
     ]
     columns = [
         *others, Column("cards"), Column("batches", "integer", "1"), Column("time_s", "number", "s", heading="s"),
-        Column("energy_j", "number", "J", heading="kJ", per=1e3),
-        Column("u95_j", "number", "J", heading="± U95", per=1e3, is_uncertainty=True),
+        *figure_columns("energy_j", "J", "kJ", u95="u95_j", per=1e3),
         Column("edp_js", "number", "J s", heading="EDP (MJ s)", per=1e6),
     ]  # fmt: skip
     batches: dict[tuple[TableCell, ...], int] = {}
