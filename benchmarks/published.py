@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import fmean
 
 from powerd_analytics.campaign_views.all_tables import campaign_tables
-from powerd_analytics.campaign_views.campaign_figures import Campaign, CellFigures
+from powerd_analytics.campaign_views.campaign_figures import Campaign, CellRow
 from powerd_analytics.campaign_views.group_tables import wholes
 from powerd_analytics.campaign_views.groups import CORE, MEMORY, knee, marginals, scalings
 from powerd_analytics.campaigns.design import Cell, Design
@@ -110,7 +110,7 @@ class Study:
         return Campaign(self.design, self.history)
 
     @property
-    def figures(self) -> list[CellFigures]:
+    def figures(self) -> list[CellRow]:
         return self.campaign.cells
 
 
@@ -304,7 +304,7 @@ def _castro_gains(ours: Mapping[Place, Mapping[str, float]]) -> Iterator[Number]
 
 
 def _castro_accuracy(study: Study) -> Iterator[Number]:
-    by_cell = {(f.cell.levels["model"], f.cell.levels["batch_size"]): f.accuracy for f in study.figures}
+    by_cell = {(f.cell.levels["model"], f.cell.levels["batch_size"]): f.results for f in study.figures}
     (table,) = campaign_tables(study.campaign, ("accuracy",))
     means = {(row["model"], row["batch_size"]): row["average"] for row in table.records()}
     for r in rows_of("paper/castro_table12_accuracy_scenarios.csv"):
@@ -335,7 +335,7 @@ CONSTANTS = 4 + 4 * len(MODELS)
 """Of the RTX 6000, and of each network: power, waiting and memory shares, and how long an iteration takes."""
 
 
-def cells_of(study: Study) -> dict[tuple[str, int], CellFigures]:
+def cells_of(study: Study) -> dict[tuple[str, int], CellRow]:
     """By model and cap."""
     return {(str(f.cell.levels["model"]), int(f.cell.levels["power_cap_w"])): f for f in study.figures}
 

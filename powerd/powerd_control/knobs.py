@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from powerd_core.errors import ConfigError, ControlError
-from powerd_core.hold import UNLOCKED, Range, Setting, Value, shown
+from powerd_core.hold import UNLOCKED, Range, Setting, Value, text_of
 
 Found = Mapping[str, Any]
 """What a knob was before: JSON that says how it goes back, and under ``value`` what it amounts to."""
@@ -69,12 +69,15 @@ class Knob(ABC):
             words = of.words or tuple(word for word in (of.default,) if isinstance(word, str))
             is_taken, what = value in words, ", ".join(words) or "a number"
         elif of.listed:
-            is_taken, what = value in of.listed, f"a listed value from {of.least:g} to {shown(of.greatest, self.name)}"
+            is_taken, what = (
+                value in of.listed,
+                f"a listed value from {of.least:g} to {text_of(of.greatest, self.name)}",
+            )
         else:
             is_taken = not of.words and of.least - 1e-6 <= value <= of.greatest + 1e-6
-            what = f"{of.least:g} to {shown(of.greatest, self.name)}"
+            what = f"{of.least:g} to {text_of(of.greatest, self.name)}"
         if not is_taken:
-            raise ConfigError(f"{self.name} takes {what}, not {shown(value, self.name)[:60]}")
+            raise ConfigError(f"{self.name} takes {what}, not {text_of(value, self.name)[:60]}")
 
     def find(self) -> Found:
         """What has to be put back later."""

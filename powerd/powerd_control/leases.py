@@ -38,7 +38,7 @@ from powerd_core.hold import (
     after_reading,
     follow,
     is_same,
-    shown,
+    text_of,
 )
 
 _log = logging.getLogger(__name__)
@@ -121,7 +121,7 @@ class Hold:
             self.happen(Happening.APPLIED)
             self.changed_ns = begin_ns
         else:
-            kept, asked = (shown(value, self.knob.name) for value in (read.requested, self.asked))
+            kept, asked = (text_of(value, self.knob.name) for value in (read.requested, self.asked))
             self._remember(read)
             self.happen(Happening.REFUSED, f"the driver keeps {kept} where {asked} was asked")
 
@@ -148,7 +148,7 @@ class Hold:
         if self._is_forgotten():
             self.happen(Happening.FORGOTTEN)
         else:
-            self.happen(Happening.OVERRIDDEN, f"it is {shown(read.requested, self.knob.name)} now")
+            self.happen(Happening.OVERRIDDEN, f"it is {text_of(read.requested, self.knob.name)} now")
 
     def _is_forgotten(self) -> bool:
         now = self.knob.odometer()
@@ -164,7 +164,7 @@ class Hold:
             if whose != "found" and self._is_forgotten():
                 self.happen(Happening.FORGOTTEN)
             elif whose == "foreign":
-                self.happen(Happening.OVERRIDDEN, f"{shown(read.requested, self.knob.name)} is left as it is")
+                self.happen(Happening.OVERRIDDEN, f"{text_of(read.requested, self.knob.name)} is left as it is")
             else:
                 if whose == "ours":
                     self.knob.revert(self.found)
@@ -174,7 +174,7 @@ class Hold:
                     self.happen(Happening.REVERTED)
                 else:
                     self._remember(read)
-                    self.happen(Happening.REVERT_FAILED, f"it keeps {shown(read.requested, self.knob.name)}")
+                    self.happen(Happening.REVERT_FAILED, f"it keeps {text_of(read.requested, self.knob.name)}")
             self.setting = Setting(None, read.requested, read.enforced)
             self.changed_ns = begin_ns
         except (KnobError, LookupError, TypeError, ValueError) as error:
@@ -540,7 +540,9 @@ def _check_bound(hold: Hold, value: Value, bounded: Collection[Knob]) -> None:
     if most is None and hold.knob in bounded and isinstance(found, float):
         most = found
     if most is not None and not (isinstance(value, float) and value <= most + 1e-6):
-        raise ConfigError(f"{name} is never set above what was found, {shown(most, name)}: not to {shown(value, name)}")
+        raise ConfigError(
+            f"{name} is never set above what was found, {text_of(most, name)}: not to {text_of(value, name)}"
+        )
 
 
 def _look(lease: Lease, hold: Hold) -> None:

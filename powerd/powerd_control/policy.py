@@ -34,7 +34,7 @@ from typing import Any, TypeVar
 
 from powerd_control.knobs import Knob
 from powerd_core.errors import ConfigError, ControlDenied
-from powerd_core.hold import KNOB_OF_OPTION, UNITS, UNLOCKED, Value, option_of, shown
+from powerd_core.hold import KNOB_OF_OPTION, UNITS, UNLOCKED, Value, option_of, text_of
 
 T = TypeVar("T")
 
@@ -94,8 +94,8 @@ class Rule:
         if knob.name not in self.knobs:
             return f"not {knob.name}"
         if limits is not None and not (isinstance(value, float) and limits[0] <= value <= limits[1]):
-            allowed = f"{shown(limits[0], knob.name)} to {shown(limits[1], knob.name)}"
-            return f"{knob.name} from {allowed}, not {shown(value, knob.name)}"
+            allowed = f"{text_of(limits[0], knob.name)} to {text_of(limits[1], knob.name)}"
+            return f"{knob.name} from {allowed}, not {text_of(value, knob.name)}"
         if ttl_s > self.max_ttl_s:
             return f"at most {self.max_ttl_s:g} s of silence, not {ttl_s:g}"
         if held_s > self.max_lease_s:
@@ -111,7 +111,7 @@ class Rule:
     def text(self) -> str:
         """For `powerd control check`."""
         limits = [
-            f"{shown(pair[0], KNOB_OF_OPTION[o])} to {shown(pair[1], KNOB_OF_OPTION[o])}"
+            f"{text_of(pair[0], KNOB_OF_OPTION[o])} to {text_of(pair[1], KNOB_OF_OPTION[o])}"
             for o in KNOB_OF_OPTION
             if (pair := getattr(self, o, None)) is not None
         ]

@@ -60,7 +60,7 @@ def option_of(knob: str) -> str:
 KNOB_OF_OPTION: Mapping[str, str] = {option_of(knob): knob for knob in UNITS}
 
 
-def shown(value: Value | None, knob: str) -> str:
+def text_of(value: Value | None, knob: str) -> str:
     """``200 W``; a dash for a value that nobody knows."""
     if value is None:
         return "–"

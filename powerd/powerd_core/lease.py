@@ -27,7 +27,7 @@ from powerd_core.hold import (
     Value,
     is_same,
     option_of,
-    shown,
+    text_of,
 )
 from powerd_core.serde import from_document, to_document
 
@@ -55,7 +55,7 @@ __all__ = [
     "option_of",
     "read_answer",
     "resolve",
-    "shown",
+    "text_of",
     "to_line",
 ]
 
@@ -85,8 +85,8 @@ def resolve(level: Value, of: Range, knob: str) -> Value:
     else:
         wanted = float(level)
     if not of.least - 1e-6 <= wanted <= of.greatest + 1e-6:
-        limits = f"{shown(of.least, knob)} to {shown(of.greatest, knob)}"
-        raise ConfigError(f"{knob} can be set from {limits}, not to {shown(wanted, knob)}")
+        limits = f"{text_of(of.least, knob)} to {text_of(of.greatest, knob)}"
+        raise ConfigError(f"{knob} can be set from {limits}, not to {text_of(wanted, knob)}")
     if of.listed:
         return min(of.listed, key=lambda v: (abs(v - wanted), v))
     return wanted

@@ -14,7 +14,7 @@ from typing import Any
 
 from powerd_core.hold import UNITS, option_of
 
-__all__ = ["GPU_KNOBS", "KNOB_AS_OPTION", "SETTING", "UNITS", "Knob", "KnobSetting", "setting_in"]
+__all__ = ["GPU_KNOBS", "KNOB_AS_OPTION", "SETTING", "UNITS", "Knob", "KnobSetting", "setting_in", "unit_of"]
 
 SETTING = "setting"
 """The name of these events. One of that name with other values is somebody else's, and states nothing."""
@@ -50,6 +50,11 @@ GPU_KNOBS = {
 }
 KNOB_AS_OPTION = {knob.option: knob for knob in GPU_KNOBS.values()}
 """By `Knob.option`."""
+
+
+def unit_of(option: str) -> str:
+    """Of a knob; empty for what is none."""
+    return KNOB_AS_OPTION[option].unit if option in KNOB_AS_OPTION else ""
 
 
 @dataclass(frozen=True, slots=True)

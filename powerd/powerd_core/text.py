@@ -117,3 +117,8 @@ def lost_text(losses: int, scans: int = 0, unknown: int = 0) -> str:
 def times(count: int) -> str:
     """``once``, ``2 times``."""
     return "once" if count == 1 else f"{count} times"
+
+
+def needs_extra(part: str) -> str:
+    """How to get what is missing. No command: the name powerd on the index is not ours."""
+    return f"install powerd with its extra [{part}]"

@@ -45,6 +45,12 @@ class Verdict(StrEnum):
         return self in (Verdict.OVERRIDDEN, Verdict.CONFOUNDED, Verdict.CLOCK_MISSED)
 
 
+def verdicts_in(text: object) -> list[Verdict]:
+    """Those of a cell of a table, in which rows that were put together are joined: ``honoured, slack; overridden``."""
+    known = {verdict.value: verdict for verdict in Verdict}
+    return [known[part] for part in str(text or "").split("; ") if part in known]
+
+
 _SEVERITY = (
     Verdict.OVERRIDDEN,
     Verdict.CLOCK_MISSED,

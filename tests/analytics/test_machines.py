@@ -17,6 +17,7 @@ from powerd_analytics.frame.repeats import averaged
 from powerd_analytics.frame.trainings import read_runs
 from powerd_analytics.run_tables.table import phase_table
 from powerd_analytics.runs.run import read_run
+from powerd_analytics.views.layouts import honoured
 from powerd_core.errors import AnalysisError
 
 LENGTH_S = TRAINED.end_ns / S
@@ -167,6 +168,24 @@ class TestSums:
         }  # fmt: skip
         assert (total["verdict"], total["driver_version"]) == ("honoured, slack; overridden", "v0; v1")
         assert (total["is_held"], total["sd_j"]) == (True, None)
+        with pytest.raises(AnalysisError, match="nothing is left of these runs.*overridden"):
+            honoured(frame_from([total]))
+
+    @pytest.mark.parametrize("iterations", [3, None])
+    def test_a_phase_that_no_rank_counts_has_no_joules_instead_of_0(self, iterations):
+        records = []
+        for m in range(2):
+            common = {
+                "path": f"{m}.h5", "run": f"{m}", "run_id": f"{m}", "host": f"h{m}", "gpus": 1, "job": "slurm 7.0",
+                "world_size": 2, "rank_numbers": f"{m}", "provenance": "measured", "ranks": 1, "phase": "eval",
+                "s_per_batch": 3.0,
+            }  # fmt: skip
+            own = {"device": "gpu0", "device_ids": f"gpu:{m}", "sharing": 1, "j_per_batch": 50.0, "iterations": 3}
+            records += [common | own | {"kind": "phase"}, common | own | {"kind": "run", "energy_j": 150.0}]
+            records.append(common | {"kind": "rank", "rank": m, "iterations": iterations})
+        (phase,) = of_kind(merge_machines(frame_from(records)), "phase")
+        assert phase["j_per_batch"] == (100.0 if iterations else None)
+        assert ("not resolvable: no rank says" in str(phase["note"])) == (iterations is None)
 
 
 class TestRecognition:

@@ -169,5 +169,5 @@ def test_a_bus_that_cannot_be_opened(monkeypatch):
     with pytest.raises(SensorError, match="/dev/i2c-7"):
         LinuxBus(7)
     monkeypatch.setitem(sys.modules, "smbus2.smbus2", None)
-    with pytest.raises(ConfigError, match="pip install"):
+    with pytest.raises(ConfigError, match="its extra .board"):
         LinuxBus(1)

@@ -71,7 +71,7 @@ def test_joules_without_a_package_says_what_to_install(tmp_path, without, argv, 
     place = {"PYTHONPATH": str(installed.parent), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     hint = {
         "checkout": f"pip install -e '{checkout}[{part}]'",
-        "wheel": f"pip install 'powerd[{part}]'",
+        "wheel": f"install powerd with its extra [{part}]",
     }[origin]
     for cwd in (tmp_path, checkout) if origin == "checkout" else (tmp_path,):
         done = call(script(JOULES, *argv, without=without), cwd, env=os.environ | place)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fuzzing.picker import Picker, expect, spoiled
 from powerd_analytics.campaign_views.all_tables import campaign_tables
-from powerd_analytics.campaign_views.campaign_figures import Campaign, measured
+from powerd_analytics.campaign_views.campaign_figures import Campaign, counted_runs
 from powerd_analytics.campaign_views.campaign_page import about
 from powerd_analytics.campaign_views.findings import findings
 from powerd_analytics.campaigns.campaign_file import design_of
@@ -44,7 +44,7 @@ def one(data: bytes) -> None:
         design = design.with_levels(history.levels) if history.fingerprint else design
         about(Campaign(design, history))
         assert Blocks(design).planned(history) >= 0
-        if measured(design, history):
+        if counted_runs(design, history):
             campaign_tables(Campaign(design, history))
             findings(Campaign(design, history))
     except PowerdError as error:

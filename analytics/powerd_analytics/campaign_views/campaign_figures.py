@@ -1,5 +1,5 @@
-"""What the runs of a campaign took, cell by cell: joules of all cards of a cell, their means, each beside its
-reference, and the best cell of those that differ in nothing but knobs.
+"""What the runs of a campaign took, cell by cell, as one frame: joules of all cards of a cell, their means, each beside
+its reference, and the best cell of those that differ in nothing but knobs. The tables pick their columns from it.
 
 Figures are the frame's, means those of `powerd_analytics.frame.means`, the best that of `powerd_analytics.frame.best`.
 """
@@ -9,21 +9,31 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import isfinite, log
+from math import isfinite, log, nan
 from statistics import fmean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from powerd_analytics.campaigns.design import GPUS, KNOBS, MODEL, Cell, Design, Item, Level
 from powerd_analytics.campaigns.journal import Discard, History, Result, RunRecord
 from powerd_analytics.frame.best import Best, best_of_pairs
-from powerd_analytics.frame.figure import Figure, number_of, of_all_cards
-from powerd_analytics.frame.figures import ATTRIBUTE, COLUMNS, Frame, attribute_cell, column, frame_from, worked_out
+from powerd_analytics.frame.figure import Figure, Record, figure_of, figure_of_u95, number_of, of_all_cards
+from powerd_analytics.frame.figures import (
+    ATTRIBUTE,
+    COLUMNS,
+    RESULT,
+    Frame,
+    attribute_cell,
+    column,
+    frame_from,
+    rows_of,
+    worked_out,
+)
 from powerd_analytics.frame.means import mean_of_numbers, mean_of_ratios, mean_of_repeats
 from powerd_analytics.frame.merits import OF_A_SWEEP, merit_of
+from powerd_analytics.frame.repeats import joules_columns
 from powerd_analytics.output.export import Column, Kind
 from powerd_analytics.output.text import Cell as TableCell
-from powerd_core.lease import KNOB_OF_OPTION
-from powerd_core.settings import UNITS
+from powerd_core.settings import unit_of
 from powerd_core.text import printable
 from powerd_core.verdict import Verdict, worst
 
@@ -39,28 +49,34 @@ FITTED_FROM = 5
 """So many caps give a curve."""
 
 
+def figure_columns(name: str, unit: str, heading: str, *, u95: str = "", per: float = 1.0, **more: Any) -> list[Column]:
+    """The column of a figure, and that of its U95."""
+    of_u95 = Column(u95 or f"u95_{name}", "number", unit, heading="± U95", per=per, is_uncertainty=True)
+    return [Column(name, "number", unit, heading=heading, per=per, **more), of_u95]
+
+
 # -- runs --------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class CountedRun:
     """A run that counts."""
 
     item: Item
     result: Result
 
 
-def measured(design: Design, history: History) -> list[Measured]:
+def counted_runs(design: Design, history: History) -> list[CountedRun]:
     """The runs that count, block by block."""
     found = [
-        Measured(item, result) for key, result in history.results().items()
+        CountedRun(item, result) for key, result in history.results().items()
         if (item := design.item_of(key)) is not None
     ]  # fmt: skip
     return sorted(found, key=lambda m: m.item.block)
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class RunFigures:
     """What a run took, as it is compared: by the sample where runs did other work than the rest."""
 
     energy: Figure
@@ -79,23 +95,47 @@ class Taken:
 
 
 @dataclass(frozen=True, slots=True)
-class CellFigures:
-    """What a cell took in the mean of its runs. Ratios are to its reference, block by block."""
+class CellRow:
+    """A row of the campaign's frame, and the cell that it is of."""
 
     cell: Cell
-    runs: int
-    energy_j: Figure
-    """Of all its cards."""
-    time_s: Figure
-    power_w: float
-    verdict: str
-    provenance: str
-    note: str
-    ratios: Mapping[str, Figure]
-    """By figure of merit (`OF_A_SWEEP`)."""
-    accuracy: Mapping[str, Figure]
-    one_card_j: Figure | None
-    """Where the instrument sat on one card of each kind."""
+    row: Record
+
+    @property
+    def energy_j(self) -> Figure:
+        """Of all its cards, in the mean of its runs."""
+        return _known(figure_of(self.row, "energy_j"))
+
+    @property
+    def time_s(self) -> Figure:
+        return _known(figure_of(self.row, "time_s"))
+
+    @property
+    def power_w(self) -> float:
+        return number_of(self.row, "power_w") or 0.0
+
+    @property
+    def ratios(self) -> dict[str, Figure]:
+        """By figure of merit (`OF_A_SWEEP`), to its reference, block by block."""
+        columns = [(name, merit_of(name).ratio_column) for name in OF_A_SWEEP]
+        values = [(name, number_of(self.row, own), number_of(self.row, f"u95_{own}")) for name, own in columns]
+        return {name: figure_of_u95(value, u95) for name, value, u95 in values if value is not None}
+
+    @property
+    def results(self) -> dict[str, Figure]:
+        """What `Meter.result` said last, by name."""
+        values = {name: number_of(self.row, name) for name in self.row if name.startswith(RESULT)}
+        freedom = float(str(self.row["runs"])) - 1
+        return {
+            name.removeprefix(RESULT): Figure(value, number_of(self.row, f"u_{name}"), degrees_of_freedom=freedom)
+            for name, value in values.items()
+            if value is not None
+        }
+
+
+def _known(figure: Figure | None) -> Figure:
+    assert figure is not None
+    return figure
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,25 +146,14 @@ class KnobGroup:
     """Those of the other factors."""
     cells: tuple[Cell, ...]
     reference: Cell | None
-    runs: Mapping[str, Mapping[int, Taken]]
-
-    def off_reference(self, cell: Cell) -> tuple[Figure, Figure] | None:
-        """Joules and seconds of a cell over the reference's: the means over the blocks."""
-        pairs = self.pairs(cell, self.reference) if self.reference is not None else []
-        if not pairs:
-            return None
-        energies, times = zip(*pairs, strict=True)
-        return mean_of_ratios(energies), mean_of_ratios(times)
-
-    def pairs(self, a: Cell, b: Cell) -> list[tuple[float, float]]:
-        """Joules and seconds of one cell over another's, a pair a block."""
-        return list(self.pairs_by_block(a, b).values())
+    runs: Mapping[str, Mapping[int, RunFigures]]
 
     def pairs_by_block(self, a: Cell, b: Cell) -> dict[int, tuple[float, float]]:
+        """Joules and seconds of one cell over another's."""
         return _pairs(self.runs, a, b)
 
 
-def _pairs(runs: Mapping[str, Mapping[int, Taken]], a: Cell, b: Cell | None) -> dict[int, tuple[float, float]]:
+def _pairs(runs: Mapping[str, Mapping[int, RunFigures]], a: Cell, b: Cell | None) -> dict[int, tuple[float, float]]:
     """Joules and seconds of one cell over another's, by the blocks that both have."""
     beside = runs.get(b.id, {}) if b is not None else {}
     return {
@@ -163,8 +192,8 @@ class Campaign:
     """By figure of merit the cap that rounds have promised to be near the best: then it is the best."""
 
     @cached_property
-    def runs(self) -> list[Measured]:
-        return measured(self.design, self.history)
+    def runs(self) -> list[CountedRun]:
+        return counted_runs(self.design, self.history)
 
     @cached_property
     def provenances(self) -> list[str]:
@@ -193,16 +222,16 @@ class Campaign:
         return result.samples or self.design.samples
 
     @cached_property
-    def taken(self) -> Mapping[str, Mapping[int, Taken]]:
+    def run_figures(self) -> Mapping[str, Mapping[int, RunFigures]]:
         """By cell and block what its run took on all cards; without runs of which a kind of card was not measured."""
-        found: dict[str, dict[int, Taken]] = {}
+        found: dict[str, dict[int, RunFigures]] = {}
         for cell in self.design.cells():
             for block, result in self.results.get(cell.id, {}).items():
                 energy = self._on_all_cards(cell, block)
                 if energy is None:
                     continue
                 by = 1 / (self.samples(result) or 1.0) if self.is_per_sample else 1.0
-                found.setdefault(cell.id, {})[block] = Taken(
+                found.setdefault(cell.id, {})[block] = RunFigures(
                     energy.scaled(by), by * result.time_s, energy.value, result
                 )
         return found
@@ -232,37 +261,61 @@ class Campaign:
         return of_all_cards(figures, list(cards.values()), of.spread) if len(figures) == len(ones) else None
 
     @cached_property
-    def cells(self) -> list[CellFigures]:
-        """The cells that have a result, in the order of the design.
+    def means(self) -> Frame:
+        """The cells that have a result as rows of the frame, of kind ``total`` and in the order of the design: each the
+        mean of its runs on all its cards, with its ratios to its reference, block by block.
 
         Cells whose runs did other work than the rest are compared by the sample, and so are all others then.
         """
-        return [self._figures(cell) for cell in self.design.cells() if cell.id in self.taken]
+        rows = [self._mean_row(cell) for cell in self.design.cells() if cell.id in self.run_figures]
+        return worked_out(frame_from(rows)).assign(per="", part="")
 
     @cached_property
-    def by_id(self) -> Mapping[str, CellFigures]:
+    def frame(self) -> Frame:
+        """The same with the best by each figure of merit marked (`marks`)."""
+        marks = [self.marks.get(f.cell, {}) for f in self.cells]
+        names = dict.fromkeys(name for own in marks for name in own)
+        return self.means.assign(**{name: [own.get(name, nan) for own in marks] for name in names})
+
+    @cached_property
+    def cells(self) -> list[CellRow]:
+        """`means`, to read row by row."""
+        return [CellRow(self.design.cells_by_id[str(row["cell"])], row) for row in rows_of(self.means)]
+
+    @cached_property
+    def by_id(self) -> Mapping[str, CellRow]:
         return {f.cell.id: f for f in self.cells}
 
-    def _figures(self, cell: Cell) -> CellFigures:
-        own = list(self.taken[cell.id].values())
-        results, seconds = [r.result for r in own], [r.time_s for r in own]
-        pairs = _pairs(self.taken, cell, self.design.reference_of(cell)).values()
-        accuracy: dict[str, list[float]] = {}
-        for name, value in ((name, value) for r in results for name, value in r.accuracy.items() if name != EPOCH):
-            accuracy.setdefault(name, []).append(value)
-        return CellFigures(
-            cell=cell,
-            runs=len(own),
-            energy_j=self.mean([r.energy for r in own]),
-            time_s=self.mean_of_numbers(seconds),
-            power_w=sum(r.energy_j for r in own) / sum(seconds),
-            verdict=_worst_of(results) if any(name in KNOBS for name in self.design.factors) else "",
-            provenance=results[0].provenance,
-            note="; ".join(dict.fromkeys(printable(r.note) for r in results if r.note)),
-            ratios={n: mean_of_ratios([merit_of(n).ratio(*pair) for pair in pairs]) for n in OF_A_SWEEP if pairs},
-            accuracy={name: self.mean_of_numbers(values) for name, values in accuracy.items()},
-            one_card_j=self.mean([r.energy for r in results]) if self.design.analysis.instrument.moved_over else None,
-        )
+    def _mean_row(self, cell: Cell) -> dict[str, object]:
+        own, levels = list(self.run_figures[cell.id].values()), self.levels(cell)
+        results = [r.result for r in own]
+        energy, time = self.mean([r.energy for r in own]), self.mean_of_numbers([r.time_s for r in own])
+        freedom = (energy if energy.u_statistical else time).degrees_of_freedom
+        row: dict[str, object] = {
+            **{n: level for n, level in levels.items() if n in COLUMNS},
+            **{f"{ATTRIBUTE}{n}": attribute_cell(v) for n, v in levels.items() if n not in COLUMNS},
+            "kind": "total", "run": cell.id, "program": " ".join(self.design.command), "runs": len(own),
+            "device": results[0].device, "provenance": results[0].provenance, "iterations": 1,
+            **joules_columns("energy_j", energy), "is_lower_bound": energy.is_lower_bound or None,
+            "time_s": time.value, "u95_time_s": time.u95, "s_per_batch": time.value,
+            "u_s_per_batch": time.u_statistical, "degrees_of_freedom": freedom if isfinite(freedom) else None,
+            "verdict": _worst_of(results) if any(name in KNOBS for name in self.design.factors) else None,
+            "note": "; ".join(dict.fromkeys(printable(r.note) for r in results if r.note)) or None,
+            "campaign": self.design.name, "cell": cell.id,
+        }  # fmt: skip
+        if self.design.analysis.instrument.moved_over:
+            one_card = self.mean([r.energy for r in results])
+            row |= {"one_card_j": one_card.value, "u95_one_card_j": one_card.u95}
+        pairs = _pairs(self.run_figures, cell, self.design.reference_of(cell)).values()
+        for merit in map(merit_of, OF_A_SWEEP if pairs else ()):
+            ratio = mean_of_ratios([merit.ratio(*pair) for pair in pairs])
+            row |= {merit.ratio_column: ratio.value, f"u95_{merit.ratio_column}": ratio.u95}
+        for name in dict.fromkeys(name for r in results for name in r.accuracy if name != EPOCH):
+            values = [r.accuracy[name] for r in results if name in r.accuracy]
+            mean = self.mean_of_numbers(values)
+            row[f"{RESULT}{name}"] = mean.value
+            row[f"u_{RESULT}{name}"] = mean.u_statistical if len(values) == len(results) else None
+        return row
 
     def mean(self, figures: Sequence[Figure]) -> Figure:
         """Of repeats. Where these ended by a look at the interval, it is the one that still covers 95 %."""
@@ -278,13 +331,13 @@ class Campaign:
         """Those that have runs."""
         groups: dict[tuple[tuple[str, TableCell], ...], list[Cell]] = {}
         for cell in self.design.cells():
-            if cell.id in self.taken:
+            if cell.id in self.run_figures:
                 groups.setdefault(tuple((n, v) for n, v in cell.levels.items() if n not in KNOBS), []).append(cell)
         found = []
         for levels, cells in groups.items():
             reference = self.design.reference_of(cells[0])
             is_inside = reference is not None and reference.id in {cell.id for cell in cells}
-            found.append(KnobGroup(dict(levels), tuple(cells), reference if is_inside else None, self.taken))
+            found.append(KnobGroup(dict(levels), tuple(cells), reference if is_inside else None, self.run_figures))
         return found
 
     @cached_property
@@ -305,14 +358,14 @@ class Campaign:
             self._chosen[key, merit.name] = (self._fitted if is_fitted else self._paired)(group, merit.name)
         return self._chosen[key, merit.name]
 
-    def least(self, figures: Sequence[CellFigures], *, relative: bool = False) -> Chosen:
+    def least(self, figures: Sequence[CellRow], *, relative: bool = False) -> Chosen:
         """The cell of the least energy among some that have several runs each, or the least ``relative`` to each one's
         own reference."""
         logs = []
         for cell in (f.cell for f in figures):
-            joules = {block: r.energy_j for block, r in self.taken[cell.id].items()}
+            joules = {block: r.energy_j for block, r in self.run_figures[cell.id].items()}
             if relative:
-                pairs = _pairs(self.taken, cell, self.design.reference_of(cell))
+                pairs = _pairs(self.run_figures, cell, self.design.reference_of(cell))
                 joules = {block: energy for block, (energy, _) in pairs.items()}
             logs.append({block: log(energy) for block, energy in joules.items()})
         return _chosen_of(best_of_pairs(logs), [f.cell for f in figures])
@@ -363,7 +416,7 @@ class Campaign:
             if enforced is None or abs(enforced - float(level)) <= _ENFORCED[name].step:
                 found[name] = level
             else:
-                found |= {name: round(enforced, 3), asked(name): level}
+                found |= {name: round(enforced, 3), asked_column(name): level}
         return found
 
     def _enforced(self, cell: Cell, name: str) -> float | None:
@@ -381,13 +434,13 @@ class Campaign:
         differs = {name for cell in self.design.cells() for name in self.levels(cell)}
         for name, levels in self.design.factors.items():
             is_number = all(isinstance(level, int | float) and not isinstance(level, bool) for level in levels)
-            unit = UNITS.get(KNOB_OF_OPTION.get(name, ""), "1" if is_number else "")
+            unit = unit_of(name) or ("1" if is_number else "")
             heading = _ENFORCED[name].heading if name in _ENFORCED else ""
             kind: Kind = "number" if is_number else "text"
             own = column(name, heading)
             found.append(Column(name, kind, unit, heading=own.heading, missing="–", is_setting=True))
-            if asked(name) in differs:
-                found.append(Column(asked(name), kind, unit, heading=f"asked {unit}", missing="", is_setting=True))
+            if (asked := asked_column(name)) in differs:
+                found.append(Column(asked, kind, unit, heading=f"asked {unit}", missing="", is_setting=True))
         return found
 
     @property
@@ -395,30 +448,6 @@ class Campaign:
         """What the columns of levels are, where what was asked was not enforced."""
         names = [c.name for c in self.factor_columns if c.name.endswith(_ASKED)]
         return ["caps and clocks are those that the driver enforced; asked: where another was asked"] if names else []
-
-    @cached_property
-    def frame(self) -> Frame:
-        """The cells as rows of the frame, of kind ``total``, with the best by each figure of merit marked
-        (`marks`)."""
-        records = []
-        for f in self.cells:
-            results = self.results[f.cell.id]
-            levels = self.levels(f.cell)
-            freedom = f.energy_j.degrees_of_freedom
-            records.append({
-                "kind": "total", "run": f.cell.id, "program": " ".join(self.design.command), "runs": f.runs,
-                "device": next(iter(results.values())).device, "provenance": f.provenance, "iterations": 1,
-                "energy_j": f.energy_j.value, "u_statistical_j": f.energy_j.u_statistical,
-                "u_systematic_j": f.energy_j.u_systematic, "rectangle_j": f.energy_j.rectangle,
-                "degrees_of_freedom": freedom if isfinite(freedom) else None,
-                "is_lower_bound": f.energy_j.is_lower_bound, "time_s": f.time_s.value, "s_per_batch": f.time_s.value,
-                "u_s_per_batch": f.time_s.u_statistical, "verdict": f.verdict or None, "note": f.note or None,
-                "campaign": self.design.name, "cell": f.cell.id,
-                **{n: level for n, level in levels.items() if n in COLUMNS},
-                **{f"{ATTRIBUTE}{n}": attribute_cell(v) for n, v in levels.items() if n not in COLUMNS},
-                **ratio_cells(f), **self.marks.get(f.cell, {}),
-            })  # fmt: skip
-        return worked_out(frame_from(records)).assign(per="", part="")
 
     @cached_property
     def marks(self) -> Mapping[Cell, Mapping[str, float]]:
@@ -432,15 +461,6 @@ class Campaign:
                 for cell, within in self.best(group, name).within.items():
                     found.setdefault(cell, {})[merit_of(name).within_column] = 100 * within
         return found
-
-
-def ratio_cells(f: CellFigures) -> dict[str, TableCell]:
-    """``NAME_ratio`` and its U95 of each figure of merit."""
-    found: dict[str, TableCell] = {}
-    for name, figure in f.ratios.items():
-        own = merit_of(name).ratio_column
-        found |= {own: figure.value, f"u95_{own}": figure.u95}
-    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -463,7 +483,7 @@ _ENFORCED: Mapping[str, _Enforced] = {
 _ASKED = "_asked"
 
 
-def asked(name: str) -> str:
+def asked_column(name: str) -> str:
     """The column of what was asked of a knob."""
     return f"{name}{_ASKED}"
 
@@ -478,9 +498,9 @@ def _chosen_of(best: Best, cells: Sequence[Cell]) -> Chosen:
     return Chosen(cells[best.row], within, tuple(cells[row] for row in best.open))
 
 
-def _worst_of(results: Sequence[Result]) -> str:
+def _worst_of(results: Sequence[Result]) -> str | None:
     verdicts = [(Verdict(r.verdict), "") for r in results if r.verdict]
-    return worst(verdicts)[0].value if verdicts else ""
+    return worst(verdicts)[0].value if verdicts else None
 
 
 # -- what a reader has to know -----------------------------------------------------------------------------------------

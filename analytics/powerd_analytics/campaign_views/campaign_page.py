@@ -28,6 +28,7 @@ from powerd_analytics.campaign_views.pictures import (
     draw_scaling,
 )
 from powerd_analytics.campaigns.design import GPUS, KNOBS, MODEL, Cell
+from powerd_analytics.frame.merits import merit_of
 from powerd_analytics.output.text import MADE_BY
 from powerd_analytics.plots.configurations import SWEPT, draw_pareto, draw_sweep
 from powerd_analytics.plots.style import styled
@@ -145,7 +146,7 @@ def about(campaign: Campaign) -> Sequence[str]:
     repeats = design.repeats
     until, text = repeats.until, f"{repeats.max} repeats"
     if until is not None:
-        width = f"the 95 % interval of {until.metric} is ± {100 * until.half_width:g} % of the mean"
+        width = f"the 95 % interval of {merit_of(until.metric).heading} is ± {100 * until.half_width:g} % of the mean"
         text = f"{repeats.min} to {repeats.max} repeats, until {width}"
     lines = [f"{text}, in {design.order.replace('-', ' ')} (seed {design.seed})."]
     if design.samples:

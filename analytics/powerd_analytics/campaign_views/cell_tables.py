@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,9 +14,8 @@ from powerd_analytics.campaign_views.campaign_figures import (
     CAP,
     EPOCH,
     Campaign,
-    CellFigures,
-    Taken,
-    ratio_cells,
+    RunFigures,
+    figure_columns,
     run_notes,
     same_losses,
 )
@@ -23,7 +23,7 @@ from powerd_analytics.campaigns.design import GPUS, MODEL, Cell, Design, level_t
 from powerd_analytics.campaigns.journal import Result
 from powerd_analytics.energy.metrics import weighted_mean
 from powerd_analytics.frame.figure import Figure, Record, figure_of, number_of, sum_of_figures
-from powerd_analytics.frame.figures import column
+from powerd_analytics.frame.figures import RESULT, column, rows_of
 from powerd_analytics.frame.means import mean_of_ratios
 from powerd_analytics.output.export import Column, Table, make_table
 from powerd_analytics.output.text import Cell as TableCell
@@ -41,42 +41,37 @@ TESTBED = (
 
 def cells_table(campaign: Campaign) -> Table:
     """One row a cell: its means with their U95, and what they are of the reference's, block by block."""
-    design, history, figures = campaign.design, campaign.history, campaign.cells
+    design, history = campaign.design, campaign.history
     per = "/sample" if campaign.is_per_sample else ""
     of_device = f" of {design.device}" if design.device else ""
     columns = [
         *campaign.factor_columns,
         Column("runs", "integer", "1", heading="n"),
-        Column("time_s", "number", "s", heading=f"s{per}"),
-        Column("u95_s", "number", "s", heading="± U95", is_uncertainty=True),
-        Column("energy_j", "number", "J", heading=f"J{per}{of_device}", sign="≥"),
-        Column("u95_j", "number", "J", heading="± U95", is_uncertainty=True),
+        *figure_columns("time_s", "s", f"s{per}", u95="u95_s"),
+        *figure_columns("energy_j", "J", f"J{per}{of_device}", u95="u95_j", sign="≥"),
     ]
-    if design.analysis.instrument.moved_over:
-        columns.append(Column("one_card_j", "number", "J", heading="J of one card"))
-        columns.append(Column("u95_one_card_j", "number", "J", heading="± U95", is_uncertainty=True))
+    columns += figure_columns("one_card_j", "J", "J of one card") if design.analysis.instrument.moved_over else []
     if design.reference:
-        columns += [
-            Column("e_ratio", "number", "1", "joules over the reference's, block by block", "E"),
-            Column("u95_e_ratio", "number", "1", heading="± U95", is_uncertainty=True),
-            Column("edp_ratio", "number", "1", "energy-delay product over the reference's", "EDP"),
-            Column("u95_edp_ratio", "number", "1", heading="± U95", is_uncertainty=True),
-        ]
+        columns += figure_columns("e_ratio", "1", "E", meaning="joules over the reference's, block by block")
+        columns += figure_columns("edp_ratio", "1", "EDP", meaning="energy-delay product over the reference's")
     else:
         columns.append(Column("power_w", "number", "W", heading="W"))
     # For programs (`joules pick`, pictures); people have them in tables of their own.
     known = {c.name for c in columns}
-    hidden = dict.fromkeys(
-        name for f in figures for name in (*ratio_cells(f), *campaign.marks.get(f.cell, ()), *f.accuracy)
-    )
-    columns += [Column(name, "number", is_hidden=True) for name in hidden if name not in known]
-    columns += [column("is_lower_bound")] if any(f.energy_j.is_lower_bound for f in figures) else []
+    of_frame = sorted(filter(_FOR_PROGRAMS.search, campaign.frame.columns), key=lambda name: name.startswith(RESULT))
+    hidden = {name: name.removeprefix(RESULT) for name in of_frame}
+    columns += [Column(name, "number", is_hidden=True) for name in hidden.values() if name not in known]
+    columns += [column("is_lower_bound")] if campaign.frame["is_lower_bound"].any() else []
     columns += [Column("provenance", is_hidden=True), Column("verdict"), Column("note")]
+    by_id = {
+        row["cell"]: {new: row[name] for name, new in hidden.items()} | row | {"u95_s": row["u95_time_s"]}
+        for row in rows_of(campaign.frame)
+    }
     rows: list[dict[str, TableCell]] = []
     for cell in design.cells():
-        f, why = campaign.by_id.get(cell.id), history.left.get(cell.id)
-        if f is not None:
-            rows.append({**campaign.levels(cell), **_row_of(f), **campaign.marks.get(cell, {})})
+        why = history.left.get(cell.id)
+        if cell.id in by_id:
+            rows.append(by_id[cell.id] | campaign.levels(cell))
         elif why is not None:
             text = f"no result: {why.reason}{f' ({shortened(why.text, 60)})' if why.text else ''}"
             rows.append({**cell.levels, "runs": 0, "note": text})
@@ -84,6 +79,9 @@ def cells_table(campaign: Campaign) -> Table:
     notes += ["joules of all cards, by what one of each kind took"] if design.analysis.instrument.moved_over else []
     notes += _quiet_verdicts(rows) + campaign.asked_notes + run_notes(design, history)
     return make_table("cells", f"Cells of {design.name}", columns, rows, notes)
+
+
+_FOR_PROGRAMS = re.compile(rf"_ratio$|_within_pct$|^{RESULT}")
 
 
 def reference_text(design: Design) -> str:
@@ -96,37 +94,23 @@ def reference_text(design: Design) -> str:
 
 def accuracy_table(campaign: Campaign) -> Table:
     """One row a cell: how good what was trained is, as `Meter.result` said it last, beside the joules."""
-    design, figures = campaign.design, campaign.cells
-    names = list(dict.fromkeys(name for f in figures for name in f.accuracy))
+    design, by_cell = campaign.design, [(f, f.results) for f in campaign.cells]
+    names = list(dict.fromkeys(name for _, results in by_cell for name in results))
     columns = [*campaign.factor_columns, Column("runs", "integer", "1", heading="n")]
     for name in names:
-        columns.append(Column(name, "number", heading=name))
-        columns.append(Column(f"u95_{name}", "number", heading="± U95", is_uncertainty=True))
+        columns += figure_columns(name, "", name)
     columns += [Column("average", "number", "1", "by the weights of the file")] if design.analysis.weights else []
     columns.append(Column("energy_j", "number", "J", heading="J", sign="≥"))
     rows: list[dict[str, TableCell]] = []
-    for f in figures if names else ():
-        row: dict[str, TableCell] = {**campaign.levels(f.cell), "runs": f.runs, "energy_j": f.energy_j.value}
-        if design.analysis.weights and set(design.analysis.weights) <= set(f.accuracy):
-            values = [f.accuracy[name].value for name in design.analysis.weights]
+    for f, results in by_cell if names else ():
+        row = campaign.levels(f.cell) | {name: f.row[name] for name in ("runs", "energy_j")}
+        if design.analysis.weights and set(design.analysis.weights) <= set(results):
+            values = [results[name].value for name in design.analysis.weights]
             row["average"] = weighted_mean(values, list(design.analysis.weights.values()))
-        for name, mean in f.accuracy.items():
+        for name, mean in results.items():
             row |= {name: mean.value, f"u95_{name}": mean.u95}
         rows.append(row)
     return make_table("accuracy", f"What {design.name} has trained", columns, rows, same_losses(campaign))
-
-
-def _row_of(f: CellFigures) -> dict[str, TableCell]:
-    row: dict[str, TableCell] = {
-        "runs": f.runs, "time_s": f.time_s.value, "u95_s": f.time_s.u95, "energy_j": f.energy_j.value,
-        "u95_j": f.energy_j.u95, "power_w": f.power_w, "provenance": f.provenance,
-        "verdict": f.verdict or None, "note": f.note or None,
-    }  # fmt: skip
-    if f.energy_j.is_lower_bound:
-        row["is_lower_bound"] = True
-    if f.one_card_j is not None:
-        row |= {"one_card_j": f.one_card_j.value, "u95_one_card_j": f.one_card_j.u95}
-    return row | ratio_cells(f) | {name: mean.value for name, mean in f.accuracy.items()}
 
 
 def _quiet_verdicts(rows: Sequence[dict[str, TableCell]]) -> list[str]:
@@ -153,14 +137,11 @@ def phases_table(campaign: Campaign) -> Table:
     )
     columns = [
         *campaign.factor_columns, Column("phase"),
-        Column("time_s", "number", "s", heading=f"s{per}"),
-        Column("u95_s", "number", "s", heading="± U95", is_uncertainty=True),
-        Column("energy_j", "number", "J", heading=f"J{per}{of_card}", missing="n.r."),
-        Column("u95_j", "number", "J", heading="± U95", is_uncertainty=True),
+        *figure_columns("time_s", "s", f"s{per}", u95="u95_s"),
+        *figure_columns("energy_j", "J", f"J{per}{of_card}", u95="u95_j", missing="n.r."),
     ]  # fmt: skip
     for name, unit in (("time", "s"), ("energy", "J")) if design.reference else ():
-        columns.append(Column(f"{name}_pct", "number", "%", heading=f"{unit} Δ %"))
-        columns.append(Column(f"u95_{name}_pct", "number", "%", heading="± U95", is_uncertainty=True))
+        columns += figure_columns(f"{name}_pct", "%", f"{unit} Δ %")
     columns.append(Column("note"))
     rows = [campaign.levels(cell) | row for cell, row in phase_rows(campaign)]
     return make_table("phases", f"Phases of {design.name}", columns, rows, campaign.asked_notes)
@@ -271,10 +252,10 @@ def spread_table(campaign: Campaign) -> Table:
         ]
     rows: list[dict[str, TableCell]] = []
     for f in campaign.cells:
-        if f.runs < 2:
+        runs = campaign.run_figures[f.cell.id].values()
+        if len(runs) < 2:
             continue
-        row: dict[str, TableCell] = {**campaign.levels(f.cell), "runs": f.runs}
-        runs = campaign.taken[f.cell.id].values()
+        row: dict[str, TableCell] = {**campaign.levels(f.cell), "runs": len(runs)}
         for name, unit, values in (
             ("time", "s", [r.result.time_s for r in runs]), ("energy", "j", [r.whole_j for r in runs]),
         ):  # fmt: skip
@@ -287,7 +268,7 @@ def spread_table(campaign: Campaign) -> Table:
 def trainings_table(campaign: Campaign) -> Table:
     """One row a run that trained to a target: what `joules optimise` reads as a trace."""
     design = campaign.design
-    runs = [m for m in campaign.runs if EPOCH in m.result.accuracy and m.item.cell.id in campaign.taken]
+    runs = [m for m in campaign.runs if EPOCH in m.result.accuracy and m.item.cell.id in campaign.run_figures]
     columns = [
         Column("job"), Column("batch_size", "number", "1", heading="batch"),
         Column(CAP, "number", "W", heading="cap W"), Column("epochs", "number", "1"),
@@ -295,7 +276,7 @@ def trainings_table(campaign: Campaign) -> Table:
     ]  # fmt: skip
     every: list[tuple[bool, dict[str, TableCell]]] = []
     for m in runs:
-        levels, taken = campaign.levels(m.item.cell), campaign.taken[m.item.cell.id].get(m.item.block)
+        levels, taken = campaign.levels(m.item.cell), campaign.run_figures[m.item.cell.id].get(m.item.block)
         joules = None if taken is None else taken.whole_j
         reference = design.reference_levels(m.item.cell.levels) or levels
         is_default = _batch(levels) == _batch(reference)
@@ -325,8 +306,9 @@ def efficiency_table(campaign: Campaign) -> Table:
         Column("gflops_per_w_executed", "number", "1e9/J", heading="GFLOPS/W (executed)"),
         Column("sgemm_executed_pct", "number", "%", heading="of SGEMM %"),
     ]  # fmt: skip
-    cells = [f for f in campaign.cells if any(_operations(r.result)[0] for r in campaign.taken[f.cell.id].values())]
-    figures = {f.cell.id: _per_joule(list(campaign.taken[f.cell.id].values())) for f in cells}
+    runs = {id: list(own.values()) for id, own in campaign.run_figures.items()}
+    cells = [f for f in campaign.cells if any(_operations(r.result)[0] for r in runs[f.cell.id])]
+    figures = {f.cell.id: _per_joule(runs[f.cell.id]) for f in cells}
     best = {_settings(f.cell.levels): figures[f.cell.id] for f in cells if f.cell.levels.get(MODEL) == SGEMM}
     rows: list[dict[str, TableCell]] = []
     for f in cells:
@@ -348,7 +330,7 @@ def _operations(result: Result) -> tuple[float | None, float | None]:
     return result.operations("operations_per_sample", 2), result.operations("operations_executed_per_sample", 1)
 
 
-def _per_joule(runs: Sequence[Taken]) -> tuple[float | None, float | None]:
+def _per_joule(runs: Sequence[RunFigures]) -> tuple[float | None, float | None]:
     """1e9 operations a joule of all cards, by both conventions."""
     joules = sum(r.whole_j for r in runs)
     paper, executed = zip(*(_operations(r.result) for r in runs), strict=True)

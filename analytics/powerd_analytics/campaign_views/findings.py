@@ -14,7 +14,7 @@ from statistics import fmean
 from powerd_analytics.campaign_views.campaign_figures import (
     SINGLE,
     Campaign,
-    CellFigures,
+    CellRow,
     Chosen,
     KnobGroup,
     is_single,
@@ -22,7 +22,17 @@ from powerd_analytics.campaign_views.campaign_figures import (
 )
 from powerd_analytics.campaign_views.cell_tables import kernels_of
 from powerd_analytics.campaign_views.group_tables import floor_j, is_below, savings, wholes
-from powerd_analytics.campaign_views.groups import CORE, MEMORY, Scaling, knee, marginals, scalings, setting_text, spans
+from powerd_analytics.campaign_views.groups import (
+    CORE,
+    MEMORY,
+    WORDS,
+    Scaling,
+    knee,
+    marginals,
+    scalings,
+    setting_text,
+    spans,
+)
 from powerd_analytics.campaigns.design import GPUS, KNOBS, MODEL, Design, level_text
 from powerd_analytics.frame.figure import Figure, mean_of_cells
 from powerd_analytics.frame.means import mean_of_ratios
@@ -40,12 +50,6 @@ HARDLY = 0.03
 ONE_BY_ONE = 8
 """More groups than this share a sentence."""
 _BATCH = ("batch_size", "batch")
-_SHORT = {
-    "power_cap_w": "limit",
-    "sm_clock_mhz": "SM clock",
-    "mem_clock_mhz": "memory clock",
-    "batch_size": "batch size",
-}
 
 
 def findings(campaign: Campaign) -> list[str]:
@@ -103,28 +107,28 @@ def _of_cells(campaign: Campaign) -> list[str]:
     sentences = []
     if is_found:
         sentences.append(f"the least energy is at {_cell(campaign, best)}: {_text(best.energy_j)} {unit}")
-    for name in list(best.accuracy)[:1]:
-        known = [f for f in figures if name in f.accuracy]
+    for name in list(best.results)[:1]:
+        known = [f for f in figures if name in f.results]
         if is_lower_better(name) or not known:
             continue
-        most = max(f.accuracy[name].value for f in known)
-        good = [f for f in known if f.accuracy[name].value >= most * (1 - NEAR)]
+        most = max(f.results[name].value for f in known)
+        good = [f for f in known if f.results[name].value >= most * (1 - NEAR)]
         cheapest, is_found = _least(campaign, good)
         if not is_found:
             continue
         among = f"in {len(good)} of {len(known)} cells {name} is"
         near = f"{among} within {100 * NEAR:g} % of the best ({most:.4g})"
-        what = f"{_text(cheapest.energy_j)} {unit}, with {name} {_text(cheapest.accuracy[name])}"
+        what = f"{_text(cheapest.energy_j)} {unit}, with {name} {_text(cheapest.results[name])}"
         sentences.append(f"{near}; of these the least energy is at {_cell(campaign, cheapest)}: {what}")
     return sentences
 
 
-def _cell(campaign: Campaign, f: CellFigures) -> str:
+def _cell(campaign: Campaign, f: CellRow) -> str:
     """A cell of a machine with cards of several kinds is that machine, whichever card was measured."""
     return ", ".join(f"{name} {level_text(name, level)}" for name, level in campaign.machine(f.cell).items())
 
 
-def _least(campaign: Campaign, among: Sequence[CellFigures]) -> tuple[CellFigures, bool]:
+def _least(campaign: Campaign, among: Sequence[CellRow]) -> tuple[CellRow, bool]:
     """The cell of the least energy, and whether no other machine may have it as well."""
     best = campaign.least(among)
     alike = {tuple(campaign.machine(cell).items()) for cell in (*best.as_good, *best.open)}
@@ -153,10 +157,9 @@ def _of_group(campaign: Campaign, group: KnobGroup, best: Chosen, metric: str, k
     name = _name(group.levels)
     where = setting_text(campaign, best.cell)
     sentence = f"{name + ': ' if name else ''}the least {merit_of(metric).heading} is at {where}"
-    off = group.off_reference(best.cell)
-    if off is not None and best.cell != group.reference:
-        energy, time = off
-        sentence += f", with {_per_cent(energy, 'energy')} and {_per_cent(time, 'time')} than at the reference"
+    off = campaign.by_id[best.cell.id].ratios
+    if off and best.cell != group.reference:
+        sentence += f", with {_per_cent(off['e'], 'energy')} and {_per_cent(off['time'], 'time')} than at the reference"
     if len(best.as_good) > 1:
         every = (*group.cells, *best.as_good)
         others = "; ".join(spans(campaign, best.as_good, every, knob) for knob in knobs)
@@ -167,13 +170,12 @@ def _of_group(campaign: Campaign, group: KnobGroup, best: Chosen, metric: str, k
 
 
 def _of_many(campaign: Campaign, best: Sequence[tuple[KnobGroup, Chosen]], metric: str, knobs: Sequence[str]) -> str:
-    offs = [off for group, of in best if (off := group.off_reference(of.cell)) is not None]
-    energies, times = zip(*offs, strict=True)
     cells = [of.cell for _, of in best]
+    offs = [off for cell in cells if (off := campaign.by_id[cell.id].ratios)]
     where = "; ".join(spans(campaign, cells, cells, knob) for knob in knobs)
     return (
         f"in {len(best)} kinds of training the least {merit_of(metric).heading} is at {where}; off the reference, "
-        f"energy is {_range(energies)} % and time {_range(times)} %"
+        f"energy is {_range([off['e'] for off in offs])} % and time {_range([off['time'] for off in offs])} %"
     )
 
 
@@ -184,7 +186,8 @@ def _range(figures: Sequence[Figure]) -> str:
 
 def _valley(campaign: Campaign, group: KnobGroup, knob: str) -> str:
     """The levels whose mean energy is near the least mean."""
-    off = {cell: found[0].value for cell in group.cells if (found := group.off_reference(cell)) is not None}
+    every = {cell: campaign.by_id[cell.id].ratios for cell in group.cells}
+    off = {cell: ratios["e"].value for cell, ratios in every.items() if ratios}
     near = [cell for cell, energy in off.items() if energy <= VALLEY * min(off.values())]
     levels = [float(str(campaign.levels(cell)[knob])) for cell in near]
     width = f" ({max(levels) - min(levels):g} wide)" if len(levels) > 1 else ""
@@ -198,8 +201,8 @@ def _of_least_loss(campaign: Campaign, groups: Sequence[KnobGroup], knobs: Seque
     slower: dict[str, Figure] = {}
     for group in groups:
         lowest = min(group.cells, key=lambda cell: float(cell.levels[knobs[0]]))
-        if (off := group.off_reference(lowest)) is not None:
-            slower[str(group.levels[MODEL])] = off[1].shifted(-1.0).scaled(100.0)
+        if off := campaign.by_id[lowest.id].ratios:
+            slower[str(group.levels[MODEL])] = off["time"].shifted(-1.0).scaled(100.0)
     if len(slower) < 2:
         return
     least, most = min(slower, key=lambda n: slower[n].value), max(slower, key=lambda n: slower[n].value)
@@ -216,7 +219,7 @@ def _of_savings(campaign: Campaign) -> Iterator[str]:
     by_model: dict[str, list[str]] = {}
     for s in savings(campaign):
         if is_below(s.energy):
-            name = " and ".join(_SHORT.get(n, n) for n in s.free)
+            name = " and ".join(WORDS.get(n, n) for n in s.free)
             by_model.setdefault(s.model, []).append(f"{name} {_with_u95(_saved(s.energy))} %")
     for model, texts in by_model.items():
         yield f"{model + ': ' if model else ''}the most energy that is saved by choosing {_listed(texts)}"
@@ -252,7 +255,7 @@ def _of_scaling(campaign: Campaign, scaling: Scaling) -> list[str]:
     return sentences
 
 
-def _of_floor(design: Design, figures: Sequence[CellFigures]) -> Iterator[str]:
+def _of_floor(design: Design, figures: Sequence[CellRow]) -> Iterator[str]:
     """How much of the joules at the reference idling would have drawn, by number of GPUs: why few of them save less."""
     if design.analysis.idle_w is None:
         return
@@ -271,8 +274,8 @@ def _of_floor(design: Design, figures: Sequence[CellFigures]) -> Iterator[str]:
 
 def _of_clocks(campaign: Campaign) -> Iterator[str]:
     """What each clock does from its least to its greatest level, all else being equal, and where power bends."""
-    for knob, name in ((CORE, "SM clock"), (MEMORY, "memory clock")):
-        levels = marginals(campaign.design, campaign.groups, knob)
+    for knob in (CORE, MEMORY):
+        name, levels = WORDS[knob], marginals(campaign.design, campaign.groups, knob)
         if not levels:
             continue
         first, last = levels[0], levels[-1]
@@ -358,12 +361,12 @@ def _of_mixed_cards(campaign: Campaign) -> Iterator[str]:
         )
 
 
-def _of_accuracy(figures: Sequence[CellFigures]) -> Iterator[str]:
+def _of_accuracy(figures: Sequence[CellRow]) -> Iterator[str]:
     """How what was trained gets better or worse with the batch size, by model."""
     found: dict[tuple[str, str], dict[float, list[Figure]]] = {}
     for f in figures:
         batch = next((f.cell.levels[n] for n in _BATCH if n in f.cell.levels), None)
-        better = {name: mean for name, mean in f.accuracy.items() if not is_lower_better(name)}
+        better = {name: mean for name, mean in f.results.items() if not is_lower_better(name)}
         for name, mean in list(better.items())[:1]:
             if isinstance(batch, int | float):
                 found.setdefault((str(f.cell.levels.get(MODEL, "")), name), {}).setdefault(float(batch), []).append(

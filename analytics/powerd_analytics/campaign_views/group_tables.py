@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, log
 
-from powerd_analytics.campaign_views.campaign_figures import Campaign, CellFigures, KnobGroup, is_knob
+from powerd_analytics.campaign_views.campaign_figures import Campaign, CellRow, KnobGroup, figure_columns, is_knob
 from powerd_analytics.campaign_views.groups import (
     CORE,
     MEMORY,
+    WORDS,
     Scaled,
     Scaling,
     marginals,
@@ -24,24 +25,17 @@ from powerd_analytics.frame.figure import Figure
 from powerd_analytics.frame.merits import MERITS, OF_A_SWEEP, merit_of
 from powerd_analytics.output.export import Column, Table, make_table
 from powerd_analytics.output.text import Cell as TableCell
+from powerd_core.settings import KNOB_AS_OPTION
 
 _OF_MINIMA = ("e", "edp", "eds:2", "eds:1.5")
 _BATCH = ("batch_size", "batch")
-_SHORT = {"power_cap_w": "cap", "sm_clock_mhz": "SM clock", "mem_clock_mhz": "memory clock", "batch_size": "batch"}
+_SHORT = {option: knob.heading for option, knob in KNOB_AS_OPTION.items()} | {"batch_size": "batch"}
 
 
 def per_cent(name: str, ratio: Figure, *, saved: bool = False) -> dict[str, TableCell]:
     """What a ratio is off 1, in per cent with its U95: more than the reference, or what is ``saved`` of it."""
     off = ratio.shifted(-1.0).scaled(-100.0 if saved else 100.0)
     return {name: off.value, f"u95_{name}": off.u95}
-
-
-def _with_u95(name: str, heading: str, meaning: str = "") -> list[Column]:
-    """Columns of a figure in per cent and its U95."""
-    return [
-        Column(name, "number", "%", meaning, heading=heading),
-        Column(f"u95_{name}", "number", "%", heading="± U95", is_uncertainty=True),
-    ]
 
 
 _OF_AS_GOOD = [
@@ -67,9 +61,9 @@ def minima_table(campaign: Campaign) -> Table:
         *(c for c in campaign.factor_columns if is_knob(c.name)), Column("power_w", "number", "W", heading="W"),
         Column("energy_j", "number", "J", heading=f"{'kJ' if is_thousands else 'J'}{per}",
                per=1e3 if is_thousands else 1.0),
-        *_with_u95("energy_pct", "Δ %"), Column("time_s", "number", "s", heading=f"s{per}"),
-        *_with_u95("time_pct", "Δ %"),
-        *_with_u95("gain_pct", "gain %", "by how much the merit is below the reference's"),
+        *figure_columns("energy_pct", "%", "Δ %"), Column("time_s", "number", "s", heading=f"s{per}"),
+        *figure_columns("time_pct", "%", "Δ %"),
+        *figure_columns("gain_pct", "%", "gain %", meaning="by how much the merit is below the reference's"),
         *_OF_AS_GOOD,
     ]  # fmt: skip
     rows: list[dict[str, TableCell]] = []
@@ -152,12 +146,11 @@ def scaling_table(campaign: Campaign) -> Table:
     others = [c for c in campaign.factor_columns if not is_knob(c.name) and c.name != GPUS]
     columns = [
         *others, Column(GPUS, "integer", "1", heading="GPUs"), Column("time_s", "number", "s", heading="s"),
-        Column("speed_up", "number", "1", heading="speed-up"),
-        Column("u95_speed_up", "number", "1", heading="± U95", is_uncertainty=True),
+        *figure_columns("speed_up", "1", "speed-up"),
         Column("efficiency_pct", "number", "%", heading="efficiency %"),
         Column("speed_up_set", "number", "1", "speed-up at the setting that the note names", "speed-up, set"),
         *(c for c in campaign.factor_columns if is_knob(c.name)),
-        *_with_u95("saving_pct", "saves %"), *_with_u95("time_pct", "time Δ %"),
+        *figure_columns("saving_pct", "%", "saves %"), *figure_columns("time_pct", "%", "time Δ %"),
     ]  # fmt: skip
     rows: list[dict[str, TableCell]] = []
     notes = []
@@ -187,15 +180,14 @@ def marginals_table(campaign: Campaign) -> Table:
     columns = [
         Column("knob"), Column("level_mhz", "number", "MHz", heading="MHz"),
         Column("speed_ratio", "number", "1", heading="speed"), Column("power_ratio", "number", "1", heading="power"),
-        Column("e_ratio", "number", "1", heading="E"),
-        Column("u95_e_ratio", "number", "1", heading="± U95", is_uncertainty=True),
+        *figure_columns("e_ratio", "1", "E"),
     ]  # fmt: skip
     rows: list[dict[str, TableCell]] = [
         {
-            "knob": name, "level_mhz": m.level, "speed_ratio": 1 / m.time.value,
+            "knob": WORDS[knob], "level_mhz": m.level, "speed_ratio": 1 / m.time.value,
             "power_ratio": m.energy.value / m.time.value, "e_ratio": m.energy.value, "u95_e_ratio": m.energy.u95,
         }
-        for knob, name in ((CORE, "SM clock"), (MEMORY, "memory clock"))
+        for knob in (CORE, MEMORY)
         for m in marginals(campaign.design, campaign.groups, knob)
     ]  # fmt: skip
     notes = ["of those at the reference clock: the geometric mean over all other factors"] if rows else []
@@ -208,7 +200,7 @@ def optimum_table(campaign: Campaign) -> Table:
     others = [c for c in campaign.factor_columns if not is_knob(c.name) and c.name not in (MODEL, *_BATCH)]
     columns = [
         *others, Column("model"), Column(CORE, "number", "MHz", heading="SM MHz"),
-        *_with_u95("saving_pct", "saves %"), *_with_u95("time_pct", "time Δ %"),
+        *figure_columns("saving_pct", "%", "saves %"), *figure_columns("time_pct", "%", "time Δ %"),
     ]  # fmt: skip
     columns += _OF_AS_GOOD
     alike: dict[tuple[TableCell, ...], list[KnobGroup]] = {}
@@ -248,7 +240,7 @@ def savings(campaign: Campaign) -> list[Saving]:
     """By model: what each factor of the reference saves alone, and what all of them save together. None where the
     reference names knobs alone, or one factor."""
     names = tuple(campaign.design.reference)
-    by_model: dict[str, list[CellFigures]] = {}
+    by_model: dict[str, list[CellRow]] = {}
     for f in campaign.cells:
         if f.ratios:
             by_model.setdefault(str(f.cell.levels.get(MODEL, "")), []).append(f)
@@ -273,7 +265,7 @@ def savings_table(campaign: Campaign) -> Table:
     factors = [c for c in campaign.factor_columns if c.name.removesuffix("_asked") in campaign.design.reference]
     columns = [
         Column("model"), Column("chosen"), *factors,
-        *_with_u95("saving_pct", "saves %"), *_with_u95("time_pct", "time Δ %"),
+        *figure_columns("saving_pct", "%", "saves %"), *figure_columns("time_pct", "%", "time Δ %"),
     ]  # fmt: skip
     rows: list[dict[str, TableCell]] = []
     for s in savings(campaign):
@@ -322,8 +314,7 @@ def machines_table(campaign: Campaign) -> Table:
     ]
     columns = [
         *others, Column("cards"), Column("batches", "integer", "1"), Column("time_s", "number", "s", heading="s"),
-        Column("energy_j", "number", "J", heading="kJ", per=1e3),
-        Column("u95_j", "number", "J", heading="± U95", per=1e3, is_uncertainty=True),
+        *figure_columns("energy_j", "J", "kJ", u95="u95_j", per=1e3),
         Column("edp_js", "number", "J s", heading="EDP (MJ s)", per=1e6),
     ]  # fmt: skip
     batches: dict[tuple[TableCell, ...], int] = {}
@@ -373,6 +364,6 @@ def floor_table(campaign: Campaign) -> Table:
     return make_table("floor", f"Idle floor of {campaign.design.name}", columns, rows)
 
 
-def floor_j(design: Design, f: CellFigures) -> float:
+def floor_j(design: Design, f: CellRow) -> float:
     """Joules that idling for as long as a run of a cell would have taken."""
     return (design.analysis.idle_w or 0.0) * f.time_s.value

@@ -17,10 +17,11 @@ from powerd_analytics.campaigns.design import GPUS, KNOBS, Cell, Design, level_t
 from powerd_analytics.frame.figure import Figure
 from powerd_analytics.frame.means import mean_of_ratios
 from powerd_analytics.output.text import Cell as TableCell
-from powerd_core.lease import KNOB_OF_OPTION
-from powerd_core.settings import UNITS
+from powerd_core.settings import KNOB_AS_OPTION, unit_of
 
 CORE, MEMORY = "sm_clock_mhz", "mem_clock_mhz"
+WORDS = {option: knob.words for option, knob in KNOB_AS_OPTION.items()} | {"batch_size": "batch size"}
+"""What factors are called in a sentence."""
 
 
 def _numbers(campaign: Campaign, cells: Iterable[Cell], knob: str) -> list[float]:
@@ -33,8 +34,7 @@ def spans(campaign: Campaign, cells: Iterable[Cell], among: Iterable[Cell], knob
     every, own = _numbers(campaign, among, knob), set(_numbers(campaign, cells, knob))
     runs = [list(run) for is_own, run in groupby(every, own.__contains__) if is_own]
     texts = [f"{run[0]:g} to {run[-1]:g}" if len(run) > 1 else f"{run[0]:g}" for run in runs]
-    unit = UNITS.get(KNOB_OF_OPTION.get(knob, ""), "")
-    return f"{', '.join(texts)} {unit}".strip() if texts else ""
+    return f"{', '.join(texts)} {unit_of(knob)}".strip() if texts else ""
 
 
 # -- several GPUs ------------------------------------------------------------------------------------------------------
@@ -93,18 +93,18 @@ def _scaling(campaign: Campaign, levels: Mapping[str, TableCell], groups: Sequen
         if reference is None or least is None:
             continue
         best = campaign.best(group, "e").cell
-        pairs = group.pairs(best, reference)
+        off = campaign.by_id[best.id].ratios
         set_here, set_least = (campaign.design.cell({**cell.levels, **set_to}) for cell in (reference, least))
         rows.append(
             Scaled(
                 int(str(group.levels[GPUS])),
                 group,
-                float(np.mean([r.time_s for r in group.runs[reference.id].values()])),
-                mean_of_ratios([time for _, time in group.pairs(least, reference)]),
-                mean_of_ratios([time for _, time in group.pairs(set_least, set_here)]),
+                campaign.by_id[reference.id].time_s.value,
+                mean_of_ratios([time for _, time in group.pairs_by_block(least, reference).values()]),
+                mean_of_ratios([time for _, time in group.pairs_by_block(set_least, set_here).values()]),
                 best,
-                mean_of_ratios([energy for energy, _ in pairs]),
-                mean_of_ratios([time for _, time in pairs]),
+                off["e"],
+                off["time"],
             )
         )
     return Scaling(levels, at, tuple(rows))

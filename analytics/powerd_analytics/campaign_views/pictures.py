@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from powerd_analytics.campaign_views.campaign_figures import CAP, Campaign, CellFigures, KnobGroup
+from powerd_analytics.campaign_views.campaign_figures import CAP, Campaign, CellRow, KnobGroup
 from powerd_analytics.campaign_views.cell_tables import phase_rows
 from powerd_analytics.campaign_views.group_tables import Saving, savings
-from powerd_analytics.campaign_views.groups import scalings
+from powerd_analytics.campaign_views.groups import WORDS, scalings
 from powerd_analytics.campaigns.design import GPUS, KNOBS, MODEL, Cell
 from powerd_analytics.frame.figure import Figure
 from powerd_analytics.output.colours import PALETTE
@@ -22,17 +22,16 @@ from powerd_analytics.plots.style import (
     HATCHES,
     Bar,
     bar_handles,
+    brief,
     draw_bars,
     finish,
     heading,
     legend_above,
     legend_beside,
     panels,
-    shown,
     styled,
 )
-from powerd_core.lease import KNOB_OF_OPTION
-from powerd_core.settings import UNITS
+from powerd_core.settings import unit_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -41,12 +40,7 @@ if TYPE_CHECKING:
 _MARKERS = "osD^vP*X"
 _SERIES = (*PALETTE[:6], "#777777", "#000000")
 _BATCH = ("batch_size", "batch")
-_NAMES = {
-    "power_cap_w": "power cap",
-    "sm_clock_mhz": "SM clock",
-    "mem_clock_mhz": "memory clock",
-    "batch_size": "batch",
-}
+_NAMES = WORDS | {"batch_size": "batch"}
 _LEAST_SPAN = 0.3
 """An axis spans at least this share of what it shows: what hardly moves must look so."""
 K = 1.5, 2.0
@@ -54,10 +48,6 @@ K = 1.5, 2.0
 
 def _text(levels: Sequence[tuple[str, TableCell]]) -> str:
     return ", ".join(f"{v}" if isinstance(v, str) else f"{v:g} {_NAMES.get(n, n)}" for n, v in levels if v is not None)
-
-
-def _unit(knob: str) -> str:
-    return UNITS.get(KNOB_OF_OPTION.get(knob, ""), "")
 
 
 # -- energy against time, of the reference -----------------------------------------------------------------------------
@@ -72,12 +62,13 @@ def draw_normalised(campaigns: Sequence[Campaign]) -> Picture:
         points: dict[str, list[tuple[float, float]]] = {}
         for group in campaign.groups:
             name = str(group.levels.get(MODEL) or _text(list(group.levels.items())) or "all")
-            found = [ratios for cell in group.cells if (ratios := group.off_reference(cell)) is not None]
-            points.setdefault(name, []).extend((time.value, energy.value) for energy, time in found)
+            cells = group.cells if group.reference is not None else ()
+            found = [ratios for cell in cells if (ratios := campaign.by_id[cell.id].ratios)]
+            points.setdefault(name, []).extend((off["time"].value, off["e"].value) for off in found)
         for i, (name, own) in enumerate(points.items()):
             fill = None if campaign.provenances == ["measured"] else "none"
             ax.plot(*zip(*own, strict=True), ls="none", marker=_MARKERS[i % len(_MARKERS)], ms=3.5, mfc=fill,
-                    color=_SERIES[i % len(_SERIES)], label=shown(name, 24))  # fmt: skip
+                    color=_SERIES[i % len(_SERIES)], label=brief(name, 24))  # fmt: skip
         _metric_lines(ax, [pair for own in points.values() for pair in own])
         heading(ax, campaign.design.name)
         ax.set(xlabel="time, of the reference's (1)", ylabel="energy, of the reference's (1)")
@@ -147,17 +138,16 @@ def _over(campaign: Campaign, group: KnobGroup, knob: str) -> tuple[list[float],
     others = {n: v for n, v in group.reference.levels.items() if n in KNOBS and n != knob}
     rows = []
     for cell in group.cells:
-        off = group.off_reference(cell)
-        if off is not None and all(cell.levels[n] == v for n, v in others.items()):
-            level = float(str(campaign.levels(cell)[knob]))
-            rows.append((level, 1 / off[1].value, campaign.by_id[cell.id].power_w))
+        f = campaign.by_id[cell.id]
+        if f.ratios and all(cell.levels[n] == v for n, v in others.items()):
+            rows.append((float(str(campaign.levels(cell)[knob])), 1 / f.ratios["time"].value, f.power_w))
     clocks, speed, power = zip(*sorted(rows), strict=True)
     return list(clocks), list(speed), list(power)
 
 
 # -- several GPUs ------------------------------------------------------------------------------------------------------
 
-_OF_GPUS: dict[str, Callable[[CellFigures], Figure]] = {
+_OF_GPUS: dict[str, Callable[[CellRow], Figure]] = {
     "energy saved (%)": lambda f: f.ratios["e"].shifted(-1.0).scaled(-100.0),
     "more time (%)": lambda f: f.ratios["time"].shifted(-1.0).scaled(100.0),
     "saved minus more time (%)": lambda f: f.ratios["eds:2"].shifted(-1.0).scaled(-200.0),
@@ -173,7 +163,7 @@ def draw_gpus(campaign: Campaign) -> Picture:
     reference on as many GPUs."""
     figure, axes = panels(len(_OF_GPUS), (4.6, 3.0), most_columns=3)
     every = [f for f in campaign.cells if f.ratios]
-    lines: dict[tuple[tuple[str, TableCell], ...], list[CellFigures]] = {}
+    lines: dict[tuple[tuple[str, TableCell], ...], list[CellRow]] = {}
     for f in every:
         lines.setdefault(tuple((n, v) for n, v in f.cell.levels.items() if n not in KNOBS), []).append(f)
     for (ax,), (name, value) in zip(axes, _OF_GPUS.items(), strict=True):
@@ -202,7 +192,7 @@ def draw_scaling(campaign: Campaign) -> Picture:
     for (ax,), scaling in zip(axes, found, strict=True):
         set_to = {n: v for n, v in scaling.at.levels.items() if n in KNOBS}
         bars, names = [], [str(row.gpus) for row in scaling.rows]
-        colours = {"reference": PALETTE[0], _text([(n, f"{v} {_unit(n)}") for n, v in set_to.items()]): PALETTE[1]}
+        colours = {"reference": PALETTE[0], _text([(n, f"{v} {unit_of(n)}") for n, v in set_to.items()]): PALETTE[1]}
         for place, row in enumerate(scaling.rows):
             at_set = campaign.design.cell({**row.best.levels, **set_to})
             seconds = [row.time_s, campaign.by_id[at_set.id].time_s.value]
@@ -284,7 +274,7 @@ def draw_knob_savings(campaign: Campaign) -> Picture:
         hatch = HATCHES.get(campaign.provenances[0], "")
         bars.append(Bar(x, 0.27, (100 * (1 - s.energy.value), u95), colours[name], hatch))
     draw_bars(ax, bars, [bar.height for bar in bars], inches, unknown="")
-    ax.set_xticks(range(len(models)), [shown(model, 20) for model in models])
+    ax.set_xticks(range(len(models)), [brief(model, 20) for model in models])
     ax.set_ylabel("energy saved (%)")
     legend_above(figure, bar_handles(colours, campaign.provenances))
     return finish(figure, f"{campaign.design.name}: what each knob saves", campaign.provenances)

@@ -16,9 +16,10 @@ from functools import cached_property
 from itertools import product
 from typing import Any, Literal
 
+from powerd_analytics.frame.merits import merit_of
 from powerd_core.errors import ConfigError
 from powerd_core.lease import KNOB_OF_OPTION, Range, resolve
-from powerd_core.settings import UNITS
+from powerd_core.settings import unit_of
 from powerd_core.text import did_you_mean, printable
 
 Level = str | int | float | bool
@@ -51,7 +52,7 @@ class Cell:
 
 def level_text(name: str, level: Level) -> str:
     """``200 W`` for a cap, else the level."""
-    unit = UNITS.get(KNOB_OF_OPTION.get(name, ""), "")
+    unit = unit_of(name)
     text = f"{level:g}" if isinstance(level, float) else str(level)
     return printable(f"{text} {unit}" if unit and not isinstance(level, str) else text)
 
@@ -74,11 +75,15 @@ class Item:
 class Until:
     """When a cell has enough repeats: its interval is as narrow as this."""
 
-    metric: Literal["energy_j", "time_s", "edp_js"] = "energy_j"
+    metric: str = "e"
+    """A product of energy and time (`merit_of`): what else there is needs a reference, or a price."""
     half_width: float = 0.01
     """A share of the mean."""
 
     def __post_init__(self) -> None:
+        _require(
+            merit_of(self.metric).exponents is not None, f"metric {self.metric}: repeats end by e, time, edp or ed2p"
+        )
         _require(0 < self.half_width < 1, 'half_width: a share of the mean, as "1 %" or 0.01')
 
 

@@ -51,7 +51,6 @@ _OURS = re.compile(
     r"|\S+\.h5: .*( W over .* s\b|no device was recorded|: no joules)|\S+ is recorded; its joules: "
 )
 """Lines of `joules record` and of the recorder."""
-_OPTIONS = {"power_cap_w": "--power-cap", "sm_clock_mhz": "--sm-clock", "mem_clock_mhz": "--mem-clock"}
 _TAIL = 8192
 
 
@@ -146,7 +145,7 @@ class Local:
         options = ["--output", str(file)]
         knobs = self.design.knobs(item)
         for name, level in knobs.items():
-            options += [_OPTIONS[name], str(level)]
+            options += [f"--{KNOB_OF_OPTION[name].replace('_', '-')}", str(level)]
         options += ["--devices", self.design.control.devices] if knobs and self.design.control.devices else []
         environment = self._environment(item) | {CAMPAIGN_ENVIRONMENT: json.dumps(self.design.about(item))}
         return self._started(self.design.argv(item), environment, options, log)

@@ -17,7 +17,7 @@ from powerd_analytics.runs.run import Run
 from powerd_core.errors import AnalysisError, PowerdError
 from powerd_core.lease import State
 from powerd_core.settings import SETTING
-from powerd_core.verdict import Verdict, worst
+from powerd_core.verdict import verdicts_in, worst
 
 if TYPE_CHECKING:
     from powerd_analytics.run_tables.table import PhaseTable
@@ -149,7 +149,7 @@ def _rows_that_count(every: Sequence[Record], wanted: str, file: Path) -> list[R
 
 def _verdict(rows: Sequence[Record]) -> tuple[str, str]:
     """The worst of the rows, with why; empty where nothing was judged."""
-    told = [(Verdict(text), str(row["verdict_note"] or "")) for row in rows for text in _verdicts(row)]
+    told = [(own, str(row["verdict_note"] or "")) for row in rows for own in verdicts_in(row["verdict"])]
     verdict, why = worst(told)
     return (verdict.value, why) if told else ("", "")
 
@@ -159,11 +159,6 @@ def _devices(rows: Sequence[Mapping[str, Any]], wanted: str) -> list[str]:
     if wanted:
         return [device for device in wanted.split(",") if device in every]
     return [device for device in every if device.startswith("gpu")] or every
-
-
-def _verdicts(row: Mapping[str, Any]) -> list[str]:
-    known = {verdict.value for verdict in Verdict}
-    return [text for text in str(row["verdict"] or "").split("; ") if text in known]
 
 
 def _kernels(run: Run) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from powerd_analytics.campaigns.design import KNOBS, Cell, Design, Item
 from powerd_analytics.campaigns.executors import FAILED, NO_WORK, OUT_OF_MEMORY, UNMEASURED, Executor, Local
 from powerd_analytics.campaigns.guard import Clock, NvmlThermometer, RealClock, Thermometer, Wait
 from powerd_analytics.campaigns.journal import Discard, History, Journal, Result
+from powerd_analytics.frame.merits import merit_of
 from powerd_client.host.ownership import make_folder, set_aside
 from powerd_core.errors import ConfigError, ControlError, RunFileError
 from powerd_core.text import printable
@@ -76,7 +77,8 @@ class Blocks:
         records = [history.records.get(Item(cell, block, 0).key) for block in range(number)]
         results = [r.result for r in records if r is not None and r.result is not None]
         rule = stopping.StoppingRule(until.half_width, self.design.repeats.min, self.design.repeats.max)
-        return bool(results) and rule.is_done([_value(result, until.metric) for result in results])
+        merit = merit_of(until.metric)
+        return bool(results) and rule.is_done([merit.ratio(result.energy_j, result.time_s) for result in results])
 
     def planned(self, history: History) -> int:
         if self.only is not None:
@@ -88,10 +90,6 @@ class Blocks:
             items = self.design.block(number, self.cells(number, history))
             todo += sum(not history.record(i).is_done and i.cell.id not in history.left for i in items)
         return history.done + todo
-
-
-def _value(result: Result, metric: str) -> float:
-    return result.energy_j * result.time_s if metric == "edp_js" else float(getattr(result, metric))
 
 
 @dataclass(frozen=True, slots=True)

@@ -147,7 +147,7 @@ def student(degrees_of_freedom: ArrayLike) -> Values:
     return np.asarray(stdtrit(np.minimum(degrees_of_freedom, 1e9), 0.5 + CONFIDENCE / 2))
 
 
-def known(u: float, value: float) -> float:
+def beyond_rounding(u: float, value: float) -> float:
     """An uncertainty of a value, or a part of an uncertainty; 0 where it is less than the rounding of the value.
 
     One that is not known (NaN) stays so.
@@ -157,7 +157,7 @@ def known(u: float, value: float) -> float:
 
 def without_rounding(estimate: Estimate) -> Estimate:
     """The same, with parts of its uncertainty that are rounding as 0."""
-    parts = {n: known(getattr(estimate, n), estimate.energy_j) for n in ("u_statistical_j", "u_systematic_j")}
+    parts = {n: beyond_rounding(getattr(estimate, n), estimate.energy_j) for n in ("u_statistical_j", "u_systematic_j")}
     rectangle_j = estimate.rectangle_j if parts["u_systematic_j"] else 0.0
     return replace(estimate, **parts, rectangle_j=rectangle_j)
 

@@ -8,7 +8,7 @@ from math import hypot, inf, sqrt
 
 import numpy as np
 
-from powerd_analytics.energy.uncertainty import expanded, one_rectangle
+from powerd_analytics.energy.uncertainty import NORMAL, expanded, one_rectangle
 from powerd_analytics.output.text import Cell, is_number_cell
 from powerd_core.errors import AnalysisError
 
@@ -95,6 +95,11 @@ def figure_of(record: Mapping[str, Cell], name: str) -> Figure | None:
     joules = joules_column(record)
     parts = (share("u_statistical_j", joules), share("u_systematic_j", joules))
     return Figure(value, *parts, share("rectangle_j", joules) or 0.0, freedom, is_bound)
+
+
+def figure_of_u95(value: float, u95: float | None) -> Figure:
+    """A figure of which the 95 % interval alone is known."""
+    return Figure(value, None if u95 is None else u95 / NORMAL)
 
 
 def joules_column(record: Mapping[str, Cell]) -> str:

@@ -27,7 +27,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from powerd_analytics.energy.metrics import eds, gflops_per_w_paper
-from powerd_analytics.energy.uncertainty import expanded, known
+from powerd_analytics.energy.uncertainty import beyond_rounding, expanded
 from powerd_analytics.frame.figure import Record, number_of
 from powerd_analytics.output.export import Column, Kind, Table, encodable, is_number, make_table
 from powerd_analytics.output.text import Cell, is_number_cell, joined, parsed
@@ -942,7 +942,7 @@ def _u_mean_s(run: Run, labels: Sequence[int]) -> float | None:
     seconds = (p.end_ns[ended] - p.begin_ns[ended]).astype(np.float64) * 1e-9
     if len(seconds) < 2:
         return None
-    return known(float(np.std(seconds, ddof=1) / np.sqrt(len(seconds))), float(np.mean(seconds)))
+    return beyond_rounding(float(np.std(seconds, ddof=1) / np.sqrt(len(seconds))), float(np.mean(seconds)))
 
 
 # -- a run as a part of a training over several machines: enough to find and add up the others --

@@ -370,12 +370,14 @@ def _joules(
     at: Mapping[Place, _Device], parts: Sequence[tuple[Place, Record]], counted: Sequence[Record]
 ) -> tuple[dict[str, Any], list[str]]:
     """Joules of all devices, each its ranks' share, and which have none."""
-    name, own = joules_column(parts[0][1]), _weights(at, parts, counted)
+    name = joules_column(parts[0][1])
     figures, rests = [figure_of(r, name) for _, r in parts], [number_of(r, "rest_j") for _, r in parts]
     nothing = {"rest_j": None, "rest_u95_j": None, "j_per_batch": None}
     if None in figures:
         silent = [f"{place[1]} of {r['run']}" for place, r in parts if r[name] is None]
         return nothing | joules_columns(name, None), [f"no joules of {', '.join(silent)}"]
+    if (own := _weights(at, parts, counted)) is None:
+        return nothing | joules_columns(name, None), ["not resolvable: no rank says how often it had such phases"]
     scaled = [f.scaled(share) for f, share in zip(figures, own, strict=True) if f is not None]
     whole = sum_of_figures(scaled, [id(at[place]) for place, _ in parts])
     rest_j = None if None in rests else sum((j or 0.0) * share for j, share in zip(rests, own, strict=True))
@@ -384,15 +386,17 @@ def _joules(
 
 def _weights(
     at: Mapping[Place, _Device], parts: Sequence[tuple[Place, Record]], counted: Sequence[Record]
-) -> list[float]:
+) -> list[float] | None:
     """Of each device what the ranks have of its figure. A total's are the device's joules; a phase's are the mean of a
-    rank's share, which counts as often as the device had the phase for each that a rank had."""
+    rank's share, which counts as often as the device had the phase for each that a rank had; None where no rank says
+    how often it had it."""
     shares = [at[place].share(place) for place, _ in parts]
     if parts[0][1]["kind"] == "total":
         return shares
-    mean_n = sum(number_of(r, "iterations") or 0.0 for r in counted) / len(counted) if counted else 0.0
-    times = [(number_of(r, "iterations") or 0.0) / mean_n if mean_n else 0.0 for _, r in parts]
-    return [share * n for share, n in zip(shares, times, strict=True)]
+    if not counted:
+        return None
+    mean_n = sum(number_of(r, "iterations") or 0.0 for r in counted) / len(counted)
+    return [share * (number_of(r, "iterations") or 0.0) / mean_n for share, (_, r) in zip(shares, parts, strict=True)]
 
 
 def _u_seconds(records: Sequence[Record]) -> float | None:

@@ -16,7 +16,7 @@ from math import exp, hypot, inf, sqrt
 import numpy as np
 from scipy.special import stdtrit
 
-from powerd_analytics.energy.uncertainty import known, student
+from powerd_analytics.energy.uncertainty import beyond_rounding, student
 from powerd_analytics.frame.figure import Figure
 
 QUANTILE_AFTER_LOOKS = 0.985
@@ -33,7 +33,7 @@ def mean_of_repeats(figures: Sequence[Figure], *, looked: bool = False) -> Figur
         return figures[0]
     values = np.array([f.value for f in figures])
     mean, systematic = float(values.mean()), [f.u_systematic for f in figures if f.u_systematic is not None]
-    u, freedom = known(float(np.std(values, ddof=1) / np.sqrt(n)), mean), n - 1.0
+    u, freedom = beyond_rounding(float(np.std(values, ddof=1) / np.sqrt(n)), mean), n - 1.0
     if u == 0:
         u, freedom = hypot(*(f.u_statistical or 0.0 for f in figures)) / n, inf
     elif looked:

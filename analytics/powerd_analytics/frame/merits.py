@@ -131,7 +131,7 @@ _ALL = (
     Merit("money", "money", "money", "money_per_sample", of=lambda e, t, given: metrics.money(e, given.price_per_kwh)),
 )  # fmt: skip
 MERITS: Mapping[str, Merit] = {merit.name: merit for merit in _ALL}
-OTHER_NAMES = {"t": "time", "saving_minus_loss": "sml"}
+OTHER_NAMES = {"t": "time", "saving_minus_loss": "sml", "energy_j": "e", "time_s": "time", "edp_js": "edp"}
 """Spellings that older files and commands have."""
 OF_A_SWEEP = ("e", "time", "edp", "ed2p", "eds:2", "eds:1.5")
 """What a campaign compares its cells by."""

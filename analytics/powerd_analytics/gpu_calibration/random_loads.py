@@ -23,6 +23,7 @@ from powerd_client.host.visible_gpus import list_gpus
 from powerd_core.calibration import GpuResponse
 from powerd_core.errors import AnalysisError, ConfigError
 from powerd_core.model import uuid_key
+from powerd_core.text import needs_extra
 
 KINDS = ("products", "copies", "waits")
 FIELDS = ("nvml_samples", "nvml")
@@ -108,7 +109,7 @@ def _torch_on(gpu: str) -> Any:
     try:
         import torch
     except ImportError:
-        raise ConfigError(f"loads on {gpu} need PyTorch with CUDA: pip install 'powerd[torch]'") from None
+        raise ConfigError(f"loads on {gpu} need PyTorch with CUDA: {needs_extra('torch')}") from None
     if not torch.cuda.is_available():
         raise ConfigError(f"PyTorch {torch.__version__} sees no GPU here: random loads need CUDA")
     import pynvml

@@ -40,6 +40,7 @@ from powerd_analytics.plots.style import (
     Bar,
     Height,
     bar_handles,
+    brief,
     draw_bars,
     finish,
     heading,
@@ -48,7 +49,6 @@ from powerd_analytics.plots.style import (
     legend_beside,
     panels,
     quantity_axis,
-    shown,
     styled,
 )
 from powerd_analytics.views.breakdown import is_part, of_configurations, of_trainings, parts_of_machines
@@ -258,7 +258,7 @@ def _points(ax: Axes, same: Sequence[Record], wanted: Condition | None, ks: Sequ
             time[at], energy[at], xerr=_time(r)[1], yerr=_energy(r)[1], color=series[name],
             marker=_MARKERS[list(series).index(name) % len(_MARKERS)], ms=5.5, capsize=2.5, ls="none", lw=1,
             mfc=series[name] if _is_measured(r) else "white", lolims=_is_bound(r), zorder=3,
-            label=shown(name, 40) if names.index(name) == at else None,
+            label=brief(name, 40) if names.index(name) == at else None,
         )  # fmt: skip
     ax.margins(0.12)
     _iso_lines(ax, time, energy, ref, ks)
@@ -268,7 +268,7 @@ def _points(ax: Axes, same: Sequence[Record], wanted: Condition | None, ks: Sequ
         ax.plot(time[front], energy[front], color="#333333", lw=1.2, drawstyle="steps-post", zorder=2,
                 marker="o", ms=10, mfc="none", mew=0.8, label="Pareto front")  # fmt: skip
     for at in range(len(same)) if len(same) <= _MOST_NAMED else front:
-        name = shown(label(same[at], same, [n for n in _names(same) if n not in ("batch_size", "power_cap_w")]), 30)
+        name = brief(label(same[at], same, [n for n in _names(same) if n not in ("batch_size", "power_cap_w")]), 30)
         side = -1 if time[at] > sum(ax.get_xlim()) / 2 else 1  # towards the middle: the legend stands at the right
         ax.annotate(name, (time[at], energy[at]), xytext=(7 * side, 6), textcoords="offset points", fontsize=7,
                     color="#333333", ha="left" if side > 0 else "right")  # fmt: skip

@@ -20,11 +20,11 @@ from powerd_analytics.output.colours import PALETTE, REST, phase_colour
 from powerd_analytics.output.text import device_text, digits, first_of, seconds, with_u95
 from powerd_analytics.plots.style import (
     HATCHES,
+    brief,
     engineering_ticks,
     finish,
     legend_beside,
     panels,
-    shown,
     styled,
 )
 from powerd_analytics.run_tables.table import check_table, group_text, table_of
@@ -97,10 +97,10 @@ def draw_run(
         others = compared.pop(part.device, ())
         _draw_trace(whole, run, part, others, (run.begin_ns, run.end_ns), run.begin_ns, of_phases)
         _draw_trace(near, run, part, others, zoom, zoom[0], of_phases)
-        whole.set_title(f"{shown(device_text(part.device, part.provenance))}: power", weight="bold")
+        whole.set_title(f"{brief(device_text(part.device, part.provenance))}: power", weight="bold")
         span, since_s = seconds((zoom[1] - zoom[0]) * 1e-9), (zoom[0] - run.begin_ns) * 1e-9
         near.set_title(f"the same, {span} from {since_s:.2f} s on", weight="bold")
-        named = [Patch(facecolor=c, label=shown(name)) for name, c in list(of_phases.items())[:10]]
+        named = [Patch(facecolor=c, label=brief(name)) for name, c in list(of_phases.items())[:10]]
         if handles := [*_handles(whole, near), *named]:
             legend_beside(near, handles)
     for i, own in enumerate(bars, len(parts)):
@@ -109,7 +109,7 @@ def draw_run(
     kinds = " and ".join(sorted({line.provenance.value for line in run.lines.values()}))
     when = str(run.attributes.get("created_utc", ""))[:19].replace("T", " ")
     title = f"{run.path.name} · {f'{when} UTC · ' if when else ''}{kinds} power"
-    figure.suptitle(shown(title, 150), fontsize=11, x=0.01, ha="left")
+    figure.suptitle(brief(title, 150), fontsize=11, x=0.01, ha="left")
     return figure
 
 
@@ -213,7 +213,7 @@ def _draw_trace(
         if len(good) > 1:
             means = [np.interp(t_ns, at, own) for at, _, own, _ in map(of_line, good)]
             greys = colormaps["Greys"](np.linspace(0.2, 0.7, len(good)))
-            names = [shown(s.line.name) for s in good]
+            names = [brief(s.line.name) for s in good]
             # Near by, the phases behind are what is looked at: the lines are faint, and their sum is the curve.
             alpha, edge = (0.75, 0.3) if is_whole else (0.3, 0.0)
             axes.stackplot(
@@ -225,7 +225,7 @@ def _draw_trace(
             )
         name = f"{part.device}, sum of lines" if len(good) > 1 else good[0].line.name
         marker = "." if len(t_ns) < 80 else None
-        axes.plot(x(t_ns), mean, color="black", lw=1.1, label=shown(name), marker=marker, ms=3)
+        axes.plot(x(t_ns), mean, color="black", lw=1.1, label=brief(name), marker=marker, ms=3)
         reach += [float(np.min(low, initial=0.0)), float(np.max(high, initial=0.0))]
     holes = np.concatenate([np.zeros((0, 2), np.int64), *(holes_of(s, view) for s in good)])
     if len(longest := _longest_holes(holes)):
@@ -234,10 +234,10 @@ def _draw_trace(
                          label="readings missing")  # fmt: skip
     for signal, dashes in zip((s for s in compared if len(s) > 1), cycle((":", "--", "-."))):
         at, _, mean, high = of_line(signal)
-        axes.plot(x(at), mean, label=f"{shown(signal.line.name)} (compared)", color="#777777", lw=0.9, ls=dashes)
+        axes.plot(x(at), mean, label=f"{brief(signal.line.name)} (compared)", color="#777777", lw=0.9, ls=dashes)
         reach.append(float(np.max(high, initial=0.0)))
     if silent := [signal.line.name for signal in part.signals if is_silent(run, signal)]:
-        axes.annotate(f"no readings of {shown(', '.join(silent), 80)}", (0.5, 0.5), xycoords="axes fraction",
+        axes.annotate(f"no readings of {brief(', '.join(silent), 80)}", (0.5, 0.5), xycoords="axes fraction",
                       ha="center", va="center", fontsize=9, bbox=_BOX)  # fmt: skip
     axes.set_xlim(x(begin_ns), x(end_ns))
     axes.set_ylim(1.05 * min(reach), max(reach) * (1.28 if is_whole else 1.12))
@@ -268,7 +268,7 @@ def _shade(axes: Axes, run: Run, window: tuple[int, int], x: Any, of_phases: Map
         begin, end = x(begin_ns), x(end_ns)
         axes.axvspan(begin, end, 0.95, 1, color="#000000", alpha=0.15 + 0.12 * (n % 2), lw=0)
         if end_ns - begin_ns >= 0.06 * (window[1] - window[0]):  # else too narrow for its name
-            axes.annotate(shown(name), ((begin + end) / 2, 0.93), xycoords=("data", "axes fraction"), ha="center",
+            axes.annotate(brief(name), ((begin + end) / 2, 0.93), xycoords=("data", "axes fraction"), ha="center",
                           va="top", fontsize=7.5, color="#333333", bbox=_BOX)  # fmt: skip
 
 
@@ -300,18 +300,23 @@ def _draw_breakdowns(ax: Axes, own: Sequence[Breakdown], reach_j: float) -> None
             ax.barh(y, joules, left=left, height=0.7, color=colour, hatch=HATCHES[b.provenance], ec="white", lw=0)
             if joules > 0.012 * (len(name) + 5) * reach_j / 1.3:
                 ax.text(
-                    left + joules / 2, y, f"{shown(name)} {digits(joules, 3)}", ha="center", va="center", fontsize=7.5
+                    left + joules / 2,
+                    y,
+                    f"{brief(name)} {digits(joules, 3)}",
+                    ha="center",
+                    va="center",
+                    fontsize=7.5,
                 )
             left += joules
         text = "" if left else "n.r."
         if b.energy_j is not None:
             text = with_u95(b.energy_j, b.u95_j, "J", is_lower_bound=b.is_lower_bound)
             ax.errorbar(b.energy_j, y + 0.43, xerr=b.u95_j, color="black", capsize=2.5, lw=1, ls="none")
-        text += f"; n.r.: {shown(', '.join(unknown), 60)}" if unknown else ""
+        text += f"; n.r.: {brief(', '.join(unknown), 60)}" if unknown else ""
         ax.annotate(text, (max(left, b.reach_j), y), xytext=(5, 0), textcoords="offset points", va="center", fontsize=8)
-    ax.set_yticks(range(len(own)), [shown(b.place, 50) for b in own], fontsize=8)
+    ax.set_yticks(range(len(own)), [brief(b.place, 50) for b in own], fontsize=8)
     ax.set(xlim=(0, 1.3 * (reach_j or 1.0)), ylim=(len(own) - 0.4, -0.5), xlabel="energy a batch (J)")
-    device = shown(device_text(own[0].device, own[0].provenance), 120)
+    device = brief(device_text(own[0].device, own[0].provenance), 120)
     ax.set_title(f"{device}: joules of an iteration by phase; line below the end: 95 % interval", weight="bold")
 
 
@@ -340,7 +345,7 @@ def draw_quality(run: Run, device: str | None = None, *, progress: Progress = no
     for i, (name, c) in enumerate(run.clocks.items()):
         at = (c.t_ns >= run.begin_ns) & (c.t_ns <= run.end_ns)
         clock.plot(_s(run, c.t_ns[at]), c.half_width_ns[at] * 1e-3, color=PALETTE[i % len(PALETTE)], lw=1,
-                   marker="." if at.sum() < 60 else None, label=shown(c.board or name, 30))  # fmt: skip
+                   marker="." if at.sum() < 60 else None, label=brief(c.board or name, 30))  # fmt: skip
     # With few readings in a bin, their number would go up and down by chance.
     bins = int(np.clip(min(run.lines[n].count for n in names) // _LEAST_IN_BIN, 20, _MOST_BINS))
     edges = np.linspace(run.begin_ns, max(run.end_ns, run.begin_ns + 1), bins + 1)
@@ -356,7 +361,7 @@ def draw_quality(run: Run, device: str | None = None, *, progress: Progress = no
     rate.set(ylabel="good readings (1/s)", ylim=(0, 1.08 * max(rate.get_ylim()[1], 1e-9)))
     age.set(ylabel="age of the newest\nreading, at most (s)", yscale="log")
     engineering_ticks(age.yaxis, "s")
-    lost.set_yticks(range(len(names)), [shown(n, 30) for n in names], fontsize=7.5)
+    lost.set_yticks(range(len(names)), [brief(n, 30) for n in names], fontsize=7.5)
     lost.set(ylim=(len(names) - 0.4, -0.6), ylabel="missing", xlabel="time (s)")
     for ax in axes[0]:
         ax.set_xlim(0, _s(run, run.end_ns) or 1e-9)
@@ -402,7 +407,7 @@ def _draw_line(run: Run, signal: Signal, axes: tuple[Axes, Axes, Axes], edges: V
         np.fmax.at(longest_s, at[new[1:]], (np.diff(t) * 1e-9)[new[1:]])
     since_s, width_s = (edges[:-1] - run.begin_ns) * 1e-9, (edges[1] - edges[0]) * 1e-9
     colour, dashes = PALETTE[i % len(PALETTE)], ("-", "--")[i // len(PALETTE) % 2]
-    label = shown(signal.line.name, 30)
+    label = brief(signal.line.name, 30)
     rate.step(since_s, count / width_s, where="post", color=colour, ls=dashes, lw=1, label=label)
     age.step(since_s, longest_s, where="post", color=colour, ls=dashes, lw=1)
     longest = _longest_holes(holes_of(signal))
@@ -424,7 +429,7 @@ def draw_clocks(run: Run, traces: Sequence[ClockTrace]) -> Figure:
 
     for i, trace in enumerate(traces):
         colour = PALETTE[i % len(PALETTE)]
-        from_line_ns, label = trace.offset_ns - trace.trend_ns(), shown(f"{trace.board} ({trace.epoch})")
+        from_line_ns, label = trace.offset_ns - trace.trend_ns(), brief(f"{trace.board} ({trace.epoch})")
         for k, piece in enumerate(trace.pieces()):
             t = trace.t_host_ns[piece].astype(np.int64)
             curve(offset, t, from_line_ns[piece] * 1e-3, colour, label if k == 0 else None)
@@ -444,6 +449,6 @@ def draw_clocks(run: Run, traces: Sequence[ClockTrace]) -> Figure:
         ax.set_xlim(0, _s(run, run.end_ns) or 1e-9)
     if traces:
         offset.legend(fontsize=8, frameon=False)
-    title = f"{shown(run.path.name, 100)}: clocks of the boards against the host's"
+    title = f"{brief(run.path.name, 100)}: clocks of the boards against the host's"
     figure.suptitle(title, x=0.01, ha="left", fontsize=11)
     return figure

@@ -9,7 +9,7 @@ import numpy as np
 
 from powerd_analytics.operations.counts import EXECUTED, PAPER
 from powerd_analytics.output.colours import PALETTE, phase_colour
-from powerd_analytics.plots.style import finish, legend_above, panels, shown, styled
+from powerd_analytics.plots.style import brief, finish, legend_above, panels, styled
 from powerd_analytics.run_tables.layers import BOTH, LayerEnergy, roof_of, roofline
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def _roof(ax: Axes, convention: str, points: Sequence[LayerEnergy]) -> None:
         if p.is_lower_bound:
             ax.annotate("≤", at, xytext=(-9, -3), textcoords="offset points")
         if i in named:
-            ax.annotate(shown(p.layer, 24), at, xytext=(6, 4), textcoords="offset points", fontsize=7, color="#333")
+            ax.annotate(brief(p.layer, 24), at, xytext=(6, 4), textcoords="offset points", fontsize=7, color="#333")
     ax.set(xscale="log", yscale="log", xlabel=f"operations per byte ({convention})")
     ax.set_ylabel(f"GFLOPS/W: 10⁹ operations per joule ({convention})")
     ax.set_title(_TITLES[convention], fontsize=8)

@@ -14,6 +14,7 @@ from powerd_analytics.output.colours import PALETTE
 from powerd_analytics.plots.style import (
     Bar,
     bar_handles,
+    brief,
     draw_bars,
     finish,
     heading,
@@ -21,7 +22,6 @@ from powerd_analytics.plots.style import (
     legend_above,
     panels,
     quantity_axis,
-    shown,
     styled,
 )
 
@@ -56,7 +56,7 @@ def draw_savings(traces: Sequence[JobTrace], name: str, provenance: str = "") ->
         for k, (knob, share) in enumerate(_KNOBS.items())
     ]
     draw_bars(ax, bars, [bar.height for bar in bars], inches, unknown="")
-    ax.set_xticks(range(len(traces)), [f"{shown(t.job.name, 20)}\n{t.job.default.batch_size}" for t in traces])
+    ax.set_xticks(range(len(traces)), [f"{brief(t.job.name, 20)}\n{t.job.default.batch_size}" for t in traces])
     ax.set_xlabel("job, and its default batch size")
     ax.set_ylabel("energy saved in %")
     legend_above(figure, bar_handles(colours, ()))
@@ -82,7 +82,7 @@ def draw_front(traces: Sequence[JobTrace], name: str, provenance: str = "") -> F
         quantity_axis(whole.yaxis, "energy to the target", "J", [a.energy_j for a in known])
         _zoom(near, best)
         heading(whole, trace.job.name)
-        heading(near, f"{shown(trace.job.name, 20)}: front")
+        heading(near, f"{brief(trace.job.name, 20)}: front")
     legend_above(figure, axes[0][0].get_legend_handles_labels()[0])
     note = f"{interval_note(a.u95_share for best in fronts for a in best)}; at points: batch size and limit"
     return finish(figure, f"All settings, and those that no others beat: {name}", [provenance], note)

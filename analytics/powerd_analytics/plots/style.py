@@ -93,9 +93,9 @@ def panels(
 
 def finish(figure: Figure, title: str, provenances: Iterable[str], note: str = "error bars: 95 % interval") -> Figure:
     """Heading, and at the foot how the power came about and what the bars are."""
-    kinds = [f"{shown(kind)} power" if kind else "provenance not stated" for kind in sorted(set(provenances))]
+    kinds = [f"{brief(kind)} power" if kind else "provenance not stated" for kind in sorted(set(provenances))]
     width = figure.get_figwidth()
-    above = _filled(shown(title, 150), width - (LEGEND_IN if figure.legends else 0.0), 11)
+    above = _filled(brief(title, 150), width - (LEGEND_IN if figure.legends else 0.0), 11)
     figure.suptitle(above, x=0.01, ha="left", fontsize=11)
     figure.supxlabel(_filled(f"{' and '.join(kinds)} · {note}", width, 8), x=0.01, ha="left", fontsize=8, color="#444")
     return figure
@@ -104,7 +104,7 @@ def finish(figure: Figure, title: str, provenances: Iterable[str], note: str = "
 def heading(ax: Axes, text: str) -> None:
     """The title of a panel, in lines that are no longer than the panel is wide."""
     place, width = ax.get_subplotspec(), ax.figure.bbox.width / ax.figure.dpi
-    ax.set_title(_filled(shown(text, 150), 0.85 * width / (place.get_gridspec().ncols if place else 1), 9.5))
+    ax.set_title(_filled(brief(text, 150), 0.85 * width / (place.get_gridspec().ncols if place else 1), 9.5))
 
 
 def _filled(text: str, inches: float, points: float) -> str:
@@ -146,7 +146,7 @@ def interval_note(known: Iterable[float | None]) -> str:
     return "error bars: 95 % interval" if any(known) else "no uncertainties are given"
 
 
-def shown(text: str, most: int = 60) -> str:
+def brief(text: str, most: int = 60) -> str:
     """A name from a file: printable line by line, no formula to matplotlib, and of at most ``most`` characters a line:
     what tells names apart is at their ends."""
     lines = [printable(line) for line in text.split("\n")]
@@ -221,7 +221,7 @@ def bar_handles(
     """Legend of bars: a colour for each name, the hatches of what was not measured, and the signs that occur."""
     from matplotlib.patches import Patch
 
-    handles = [Patch(facecolor=colour, label=shown(name, 30)) for name, colour in named.items()]
+    handles = [Patch(facecolor=colour, label=brief(name, 30)) for name, colour in named.items()]
     kinds = sorted({p for p in provenances if HATCHES.get(p)})
     handles += [Patch(facecolor="#bbbbbb", hatch=2 * HATCHES[k], edgecolor="white", label=k) for k in kinds]
     if unknown:

@@ -9,9 +9,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from hashlib import sha256
+from operator import itemgetter
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -257,21 +259,19 @@ def _shares(run: Run, table: PhaseTable, whole: RunRow) -> str:
     rows = [r for r in table.phases if (r.device, r.provenance) == of_device and group_key(r.group) in keys]
     if not whole.energy_j or not rows or {r.path for r in rows} <= {WHOLE}:
         return "  no phases are marked in it: see meter.watch and meter.phase"
-    joules: dict[str, float] = {}
-    hidden: dict[str, None] = {}
-    for row in (row for key in keys for row in parts_among([r for r in rows if group_key(r.group) == key])):
-        if row.j_per_batch is None:
-            hidden[row.phase] = None
-        else:
-            joules[row.phase] = joules.get(row.phase, 0.0) + row.j_per_batch * row.iterations
+    parts = [row for key in keys for row in parts_among([r for r in rows if group_key(r.group) == key])]
+    hidden = dict.fromkeys(row.phase for row in parts if row.j_per_batch is None)
+    joules = defaultdict[str, float](float)
+    for row in parts:
+        if row.j_per_batch is not None:
+            joules[row.phase] += row.j_per_batch * row.iterations
     names = ", ".join(hidden) if len(hidden) < 5 else f"{len(hidden)} more"
     base = sum(t.energy_j or 0.0 for t in groups)
     if not joules or not base:
         return f"  {names or 'phases'}: not resolvable; the table says why"
-    shares = {name: 100 * j / base for name, j in joules.items()}
-    largest = sorted(shares, key=shares.__getitem__, reverse=True)
-    texts = [f"{name} {shares[name]:.0f} %" for name in largest]
-    rest = 100 - sum(shares.values())
+    shares = sorted(((name, 100 * j / base) for name, j in joules.items()), key=itemgetter(1), reverse=True)
+    texts = [f"{name} {share:.0f} %" for name, share in shares]
+    rest = 100 - sum(share for _, share in shares)
     texts += [f"rest{' with ' * bool(hidden)}{names} {rest:.0f} %"] if hidden or rest > 0.5 else []
     outermost = {r.path.partition("/")[0] for r in rows}
     within = "phases" if len(outermost) > 1 else "iterations" if outermost == {ITERATION} else outermost.pop()

@@ -55,7 +55,7 @@ from powerd_analytics.energy.uncertainty import (
     ROUNDING,
     Estimate,
     average_of,
-    known,
+    beyond_rounding,
     sum_of,
     without_rounding,
 )
@@ -745,7 +745,7 @@ class _Rest:
             rest_j = 0.0
         together = Estimate(*(sum(getattr(e, f.name) for e in left) for f in fields(Estimate)))
         is_same = abs(together.energy_j - rest_j) <= _SAME_REST * abs(whole_j) and not np.isnan(together.u95_j)
-        u95_j = known(together.u95_j, whole_j) * scale if is_same else None
+        u95_j = beyond_rounding(together.u95_j, whole_j) * scale if is_same else None
         exceeds = rest_j <= -max(LEAST_REST * abs(whole_j), u95_j or 0.0)
         note = f"the parts add up to {digits(-rest_j * scale, 2)} J more than the whole: there is no rest"
         return cls(rest_j * scale, u95_j, note if exceeds else "")
@@ -803,7 +803,7 @@ def _layer_rest(seen: _Seen, used: NDArray[np.bool_], scale: float) -> Estimate 
 
 
 def _spread(values: NDArray[np.float64]) -> float | None:
-    return known(float(np.std(values, ddof=1)), float(np.mean(values))) if len(values) > 1 else None
+    return beyond_rounding(float(np.std(values, ddof=1)), float(np.mean(values))) if len(values) > 1 else None
 
 
 def _uncertainties(energy: Estimate | None, clip: Clip, u95_j: float) -> dict[str, Any]:
@@ -875,7 +875,7 @@ def _total_row(seen: _Seen, labels: Sequence[int], rows: Mapping[int, PhaseRow])
         iterations=iterations,
         time_s=time_s,
         energy_j=total.energy_j if total else None,
-        **_uncertainties(total, clip, known(total.u95_j, total.energy_j) if total else 0.0),
+        **_uncertainties(total, clip, beyond_rounding(total.u95_j, total.energy_j) if total else 0.0),
         power_w=mean_power_w(total.energy_j, time_s) if total and time_s > 0 else None,
         edp_js=edp_js(total.energy_j, time_s) if total else None,
         samples_per_s=iterations * batch / time_s if batch and iterations and time_s > 0 else None,

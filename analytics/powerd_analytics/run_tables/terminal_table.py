@@ -179,8 +179,8 @@ class _Block:
     def _group(self, rows: list[PhaseRow], total: TotalRow) -> Iterator[Line]:
         batch = quoted(total.group[_BATCH]) if _BATCH in total.group else ""
         shares = {id(row): _share(row, total) if len(rows) > 1 else None for row in rows}
-        shown = sorted(rows, key=lambda row: -(shares[id(row)] or 0.0))[:MOST_ROWS]
-        shown = [row for row in rows if any(row is kept for kept in shown)]
+        largest = {id(row) for row in sorted(rows, key=lambda row: -(shares[id(row)] or 0.0))[:MOST_ROWS]}
+        shown = [row for row in rows if id(row) in largest]
         for row, stem, name, parent in _tree(shown):
             if name == _REST:
                 own_name = stem + _rest_name(r for r in rows if r.path.startswith(f"{row.path}/"))
@@ -194,11 +194,7 @@ class _Block:
             hidden = sum(share for row in rows if row not in shown and (share := shares[id(row)]) is not None)
             yield f"{more} more kinds of phases, together {_percent(hidden)} (--wide)"
         if total.rest_j is not None:
-            told = containers({row.place: (row.is_iteration, float(row.iterations)) for row in rows})
-            around = [row for row in rows if row.holds_others or row.place in told]
-            told_j, n = sum((row.rest_j or 0.0) * row.iterations for row in around), total.iterations or 1
-            u95_j = total.rest_u95_j / n if total.rest_u95_j is not None and not told_j else None
-            yield from _rest_line(_rest_name(rows), (total.rest_j - told_j) / n, u95_j, n, total.energy_j)
+            yield from _rest_of_group(rows, total, total.rest_j)
         if len(rows) != 1 or rows[0].iterations != 1:
             speed = f" · {digits(total.samples_per_s, 3)} samples/s" if total.samples_per_s is not None else ""
             if (batches := total.batches_per_optimizer_step) and total.energy_j is not None:
@@ -212,6 +208,15 @@ class _Block:
 
 
 _REST = "(rest)"
+
+
+def _rest_of_group(rows: Sequence[PhaseRow], total: TotalRow, rest_j: float) -> Iterator[Line]:
+    """Of a group's rest what no phase around others has in a line of its own."""
+    places = containers({row.place: (row.is_iteration, float(row.iterations)) for row in rows})
+    around = [row for row in rows if row.holds_others or row.place in places]
+    own_j, n = sum((row.rest_j or 0.0) * row.iterations for row in around), total.iterations or 1
+    u95_j = total.rest_u95_j / n if total.rest_u95_j is not None and not own_j else None
+    yield from _rest_line(_rest_name(rows), (rest_j - own_j) / n, u95_j, n, total.energy_j)
 
 
 def _rest_line(name: str, each_j: float | None, u95_j: float | None, n: int, whole_j: float | None) -> Iterator[Line]:

@@ -15,7 +15,7 @@ from powerd_analytics.energy.devices import Part, interval_budget, load_parts, p
 from powerd_analytics.energy.model import Posterior
 from powerd_analytics.energy.reasons import usable
 from powerd_analytics.energy.response import Response
-from powerd_analytics.energy.uncertainty import known
+from powerd_analytics.energy.uncertainty import beyond_rounding
 from powerd_analytics.output.export import Column, Table, make_table, to_json_text
 from powerd_analytics.output.text import Cell
 from powerd_analytics.run_tables.table import (
@@ -202,7 +202,7 @@ def _shares(
         return ()
     u = _scaled(random, u_random_j) | _scaled(parts, u_systematic_j)
     variance = sum(value**2 for value in u.values())
-    u = {name: known(value, variance**0.5) for name, value in u.items()}
+    u = {name: beyond_rounding(value, variance**0.5) for name, value in u.items()}
     shares = [
         Share(
             part=name,

@@ -37,7 +37,7 @@ from powerd_analytics.runs.phases import LAYER
 from powerd_analytics.runs.settings import ENFORCED
 from powerd_analytics.views.pivots import CONVENTION, U95, PivotRequest, gain_table, make_pivot, pivot_table
 from powerd_core.errors import AnalysisError, ConfigError
-from powerd_core.verdict import CLOCK_STEP_MHZ, Verdict
+from powerd_core.verdict import CLOCK_STEP_MHZ, verdicts_in
 
 if TYPE_CHECKING:
     from powerd_analytics.views.cards import Cards
@@ -103,8 +103,6 @@ def _of_one_run(r: Record) -> Record:
     }
 
 
-_NOT_HONOURED = tuple(v.value for v in (Verdict.OVERRIDDEN, Verdict.CONFOUNDED, Verdict.CLOCK_MISSED))
-
 # -- what a command asks for -------------------------------------------------------------------------------------------
 
 
@@ -160,7 +158,8 @@ def honoured(frame: Frame) -> tuple[Frame, tuple[str, ...]]:
 
     Raises `AnalysisError` where nothing is left.
     """
-    failed = frame[frame["is_held"].fillna(False).astype(bool) & frame["verdict"].isin(_NOT_HONOURED)]
+    is_violated = frame["verdict"].fillna("").map(lambda text: any(v.is_violated for v in verdicts_in(text)))
+    failed = frame[frame["is_held"].fillna(False).astype(bool) & is_violated.astype(bool)]
     if failed.empty:
         return frame, ()
     keys = ["path", "power_cap_in_run"]

@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from powerd_core.text import LEGIBLE, printable, register_legible
+from powerd_core.text import LEGIBLE, needs_extra, printable, register_legible
 
 register_legible()
 
@@ -73,10 +73,8 @@ def last_line(path: Path) -> str:
 
 
 def install_hint(part: str) -> str:
-    """The command that adds a part of powerd (an extra, such as ``analytics``) to where this powerd is installed.
-
-    A checkout is named; of a wheel or an index pip knows the parts already (PEP 610, direct_url.json).
-    """
+    """How to add a part of powerd (an extra, such as ``analytics``): the command where this powerd was installed from a
+    checkout (PEP 610, direct_url.json)."""
     from importlib.metadata import PackageNotFoundError, distribution
 
     pip = "pip"
@@ -87,7 +85,7 @@ def install_hint(part: str) -> str:
         origin = json.loads(distribution("powerd").read_text("direct_url.json") or "{}")
     checkout = Path(unquote(urlsplit(str(origin.get("url"))).path))
     if "dir_info" not in origin or not (checkout / "pyproject.toml").is_file():
-        return f"{pip} install 'powerd[{part}]'"
+        return needs_extra(part)
     place = "." if checkout == Path.cwd() else checkout
     is_editable = bool(origin["dir_info"].get("editable"))
     return f"{pip} install {'-e ' * is_editable}{shlex.quote(f'{place}[{part}]')}"

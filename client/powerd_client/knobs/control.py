@@ -41,7 +41,7 @@ from powerd_core.lease import (
     check_answer,
     read_answer,
     resolve,
-    shown,
+    text_of,
     to_line,
 )
 from powerd_core.serde import from_document, to_document
@@ -476,7 +476,7 @@ class Hold:
     def text(self) -> str:
         """``gpu0 power_cap 200 W (found 260 W)``, of everything that is held."""
         return ", ".join(
-            f"{h.device} {h.knob} {shown(h.setting.asked, h.knob)} (found {shown(h.found, h.knob)})"
+            f"{h.device} {h.knob} {text_of(h.setting.asked, h.knob)} (found {text_of(h.found, h.knob)})"
             for h in self._told.values()
         )
 

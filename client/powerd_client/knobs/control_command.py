@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from powerd_client.knobs import control
 from powerd_core.errors import ConfigError, ControlDenied, ControlError
-from powerd_core.lease import UNLOCKED, KnobInfo, LeaseInfo, Range, Request, State, Value, option_of, shown
+from powerd_core.lease import UNLOCKED, KnobInfo, LeaseInfo, Range, Request, State, Value, option_of, text_of
 from powerd_core.text import printable
 
 
@@ -35,7 +35,10 @@ def _status(peer: control.Peer) -> int:
         return 1
     print(f"{'device':<8}{'knob':<15}{'set to':>10}{'in force':>10}  can be set to")
     for knob in knobs:
-        requested, enforced = shown(knob.setting.requested, knob.knob), shown(knob.setting.enforced, knob.knob)
+        requested, enforced = (
+            text_of(knob.setting.requested, knob.knob),
+            text_of(knob.setting.enforced, knob.knob),
+        )
         print(f"{knob.device:<8}{knob.knob:<15}{requested:>10}{enforced:>10}  {_range_text(knob)}")
     if not leases:
         print("\nnobody holds anything")
@@ -51,7 +54,7 @@ def _status(peer: control.Peer) -> int:
 
 def _hold_lines(lease: LeaseInfo) -> Iterable[str]:
     for hold in lease.holds:
-        asked, found = shown(hold.setting.asked, hold.knob), shown(hold.found, hold.knob)
+        asked, found = text_of(hold.setting.asked, hold.knob), text_of(hold.found, hold.knob)
         why = f" ({printable(hold.why)})" if hold.why and hold.state is not State.HELD else ""
         yield f"{hold.device} {hold.knob} {asked}, found {found}: {hold.state.value}{why}"
 
@@ -63,7 +66,7 @@ def _range_text(knob: KnobInfo) -> str:
     if of.words:
         return ", ".join(of.words)
     steps = f", {len(of.listed)} steps" if of.listed else ""
-    default = f", default {shown(_float(of.default), knob.knob)}" if of.default is not None else ""
+    default = f", default {text_of(_float(of.default), knob.knob)}" if of.default is not None else ""
     return f"{_limits_text(of, knob.knob)}{steps}{default}"
 
 
@@ -72,7 +75,7 @@ def _float(value: Value) -> Value:
 
 
 def _limits_text(of: Range, knob: str) -> str:
-    return f"{of.least:g} to {shown(of.greatest, knob)}"
+    return f"{of.least:g} to {text_of(of.greatest, knob)}"
 
 
 def _set(arguments: argparse.Namespace) -> int:

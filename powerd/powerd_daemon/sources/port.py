@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from powerd_core.errors import SensorError
+from powerd_core.text import needs_extra
 
 WRITE_TIMEOUT_S = 0.5
 CHUNK = 1 << 16
@@ -68,7 +69,7 @@ class SerialPort:
         try:
             import serial
         except ImportError as error:
-            raise SensorError(f"{path}: serial ports need pyserial: pip install 'powerd[board]'") from error
+            raise SensorError(f"{path}: serial ports need pyserial: {needs_extra('board')}") from error
         self.name = path
         self.byte_ns = BITS_PER_CHARACTER * 1_000_000_000 // baud
         # A port that is closed under pyserial's hands shows as a TypeError.

@@ -95,7 +95,7 @@ def test_every_cell_in_every_block(tmp_path):
     run(tmp_path, design(), lab)
     assert len(lab.made) == 3 * 4
     figures = Campaign(design(), read_history(tmp_path)).cells
-    assert [f.runs for f in figures] == [4, 4, 4]
+    assert [f.row["runs"] for f in figures] == [4, 4, 4]
     assert [f.energy_j.value for f in figures] == [101.5, 201.5, 301.5]
 
 
@@ -137,7 +137,7 @@ def test_a_run_that_fails_every_time_is_given_up_and_its_cell_stays(tmp_path):
     run(tmp_path, design(), lab)
     history = read_history(tmp_path)
     assert history.left == {}
-    assert {f.cell: f.runs for f in Campaign(design(), history).cells} == {
+    assert {f.cell: f.row["runs"] for f in Campaign(design(), history).cells} == {
         cell: 4 - (cell == item.cell) for cell in design().cells()
     }
     lab = Lab()
@@ -145,7 +145,7 @@ def test_a_run_that_fails_every_time_is_given_up_and_its_cell_stays(tmp_path):
         journal.write("retried")
         Runner(design(), Blocks(design()), lab, journal).run()
     assert [made for made, _ in lab.made] == [item]
-    assert [f.runs for f in Campaign(design(), read_history(tmp_path)).cells] == [4, 4, 4]
+    assert [f.row["runs"] for f in Campaign(design(), read_history(tmp_path)).cells] == [4, 4, 4]
 
 
 @pytest.mark.parametrize("reason", ["failed", "contradicted"])
@@ -162,7 +162,7 @@ def test_a_cell_that_has_runs_is_not_left_out_of_memory(tmp_path):
     item = design().block(1, design().cells())[1]
     lab = Lab({(item.key, 1): Discard("out-of-memory", "CUDA out of memory")})
     run(tmp_path, design(), lab)
-    assert [f.runs for f in Campaign(design(), read_history(tmp_path)).cells] == [4, 4, 4]
+    assert [f.row["runs"] for f in Campaign(design(), read_history(tmp_path)).cells] == [4, 4, 4]
 
 
 def test_a_run_without_iterations_beside_runs_with_some_did_no_work(tmp_path):
@@ -179,7 +179,7 @@ def test_a_run_without_iterations_beside_runs_with_some_did_no_work(tmp_path):
     history, first = read_history(tmp_path), lab.made[0][0]
     figures = {f.cell.levels["n"]: f for f in Campaign(design(), history).cells}
     assert {f.energy_j.value for f in figures.values()} == {300.0}
-    assert figures.get(3) is None or figures[3].runs == 1
+    assert figures.get(3) is None or figures[3].row["runs"] == 1
     assert len(history.given_up()) == 3
     notes = " ".join(run_notes(design(), history))
     assert f"{first.cell}, block 1: it had no iteration" in notes
@@ -225,7 +225,7 @@ def test_a_full_disk_stops_it_with_one_line_and_it_goes_on_later(tmp_path, monke
     assert next(calls) > 7  # the disk was full
     assert all(line["event"] for line in events(tmp_path))  # and no half line is left
     run(tmp_path, design(), lab)
-    assert [f.runs for f in Campaign(design(), read_history(tmp_path)).cells] == [4, 4, 4]
+    assert [f.row["runs"] for f in Campaign(design(), read_history(tmp_path)).cells] == [4, 4, 4]
 
 
 def test_a_half_line_of_a_killed_runner_is_none(tmp_path):
@@ -235,7 +235,7 @@ def test_a_half_line_of_a_killed_runner_is_none(tmp_path):
     lab = Lab()
     run(tmp_path, design(), lab)
     assert len(lab.made) == 1
-    assert [f.runs for f in Campaign(design(), read_history(tmp_path)).cells] == [4, 4, 4]
+    assert [f.row["runs"] for f in Campaign(design(), read_history(tmp_path)).cells] == [4, 4, 4]
 
 
 @pytest.mark.parametrize(
@@ -281,7 +281,8 @@ def test_another_design_does_not_go_on_in_the_same_folder(tmp_path):
     assert len(lab.made) == 3
 
 
-def test_cells_go_on_until_their_interval_is_narrow_with_their_reference(tmp_path):
+@pytest.mark.parametrize("metric", ["e", "energy_j", "ed2p"])
+def test_cells_go_on_until_their_interval_is_narrow_with_their_reference(tmp_path, metric):
     class Noisy(Lab):
         def run(self, item, attempt, file):
             self.made.append((item, attempt))
@@ -289,12 +290,12 @@ def test_cells_go_on_until_their_interval_is_narrow_with_their_reference(tmp_pat
             return result(100.0 * (1 + spread * (-1) ** item.block), 1.0)
 
     of = design(
-        repeats={"min": 3, "max": 9, "until": {"metric": "energy_j", "half_width": 0.01}},
+        repeats={"min": 3, "max": 9, "until": {"metric": metric, "half_width": 0.01}},
         order={"reference": {"n": 1}},
     )
     lab = Noisy()
     run(tmp_path, of, lab)
-    assert [f.runs for f in Campaign(of, read_history(tmp_path)).cells] == [9, 3, 9]
+    assert [f.row["runs"] for f in Campaign(of, read_history(tmp_path)).cells] == [9, 3, 9]
 
 
 class Counted:
@@ -404,7 +405,7 @@ def test_blocks_as_jobs_side_by_side_leave_each_others_runs_alone(tmp_path):
     for block in (0, 2, 3):
         with Journal(tmp_path, part=block) as journal:
             Runner(of, Blocks(of, block), SideBySide(), journal).run()
-    assert [f.runs for f in Campaign(of, read_history(tmp_path)).cells] == [4, 4, 4]
+    assert [f.row["runs"] for f in Campaign(of, read_history(tmp_path)).cells] == [4, 4, 4]
     assert not (tmp_path / "discarded").exists()
 
 

@@ -6,6 +6,7 @@ from math import ceil
 
 import pytest
 from command import joules
+from make_campaign import simulated_campaign
 
 from powerd_analytics.campaign_views.all_tables import campaign_tables
 from powerd_analytics.campaign_views.campaign_figures import Campaign
@@ -16,6 +17,7 @@ from powerd_analytics.campaigns.runner import Blocks, Runner, begin, piloted
 from powerd_analytics.campaigns.simulated import Simulated
 from powerd_analytics.cli import shared
 from powerd_analytics.frame.figure import Figure
+from powerd_analytics.frame.figures import rows_of
 from powerd_analytics.frame.means import mean_of_repeats
 from powerd_core.errors import ConfigError
 
@@ -197,3 +199,19 @@ def test_a_row_with_watts_alone_takes_the_seconds_of_all(tmp_path):
     assert {result.energy_j for result in history.results().values()} == {5 * 0.3 * 100}
     with pytest.raises(ConfigError, match="power_w: say iteration_s too"):
         run(tmp_path / "b", simulation=simulation | {"iteration_s": {"alexnet": 0.1}})
+
+
+def test_the_table_of_cells_is_columns_of_the_frame(tmp_path):
+    campaign = Campaign(*simulated_campaign(tmp_path))
+    (table,) = campaign_tables(campaign, ("cells",))
+    names = ["runs", "time_s", "energy_j", "u95_j", "e_ratio", "u95_e_ratio", "edp_ratio", "edp_within_pct"]
+    rows = [{name: row.get(name) for name in names} for row in table.records()]
+    assert rows == [{name: row[name] for name in names} for row in rows_of(campaign.frame)]
+
+
+def test_a_result_that_only_some_runs_have_has_no_u95(tmp_path):
+    design, history = simulated_campaign(tmp_path)
+    first = next(iter(history.records.values()))
+    first.result = replace(first.result, rows=tuple({**row, "result_top1": None} for row in first.result.rows))
+    (table,) = campaign_tables(Campaign(design, history), ("accuracy",))
+    assert sorted((row["top1"], row["u95_top1"]) for row in table.records() if row["u95_top1"] is None) == [(0.9, None)]

@@ -186,8 +186,8 @@ def test_one_card_of_each_kind_stands_for_all_like_it(titans):
         if (f.cell.levels["model"], f.cell.levels["batch_size"]) == ("caffenet", 128)
     }
     rows = {row["cards"]: row for row in table.records() if (row["model"], row["batch_size"]) == ("caffenet", 128)}
-    assert rows["2 pascal"]["energy_j"] == pytest.approx(2 * phases["pascal", 2].one_card_j.value)
-    both = 2 * phases["pascal", 4].one_card_j.value + 2 * phases["maxwell", 4].one_card_j.value
+    assert rows["2 pascal"]["energy_j"] == pytest.approx(2 * phases["pascal", 2].row["one_card_j"])
+    both = 2 * phases["pascal", 4].row["one_card_j"] + 2 * phases["maxwell", 4].row["one_card_j"]
     assert rows["2 pascal + 2 maxwell"]["energy_j"] == pytest.approx(both)
     assert rows["2 pascal + 2 maxwell"]["time_s"] == max(phases[kind, 4].time_s.value for kind in ("pascal", "maxwell"))
 

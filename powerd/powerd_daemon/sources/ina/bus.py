@@ -15,6 +15,7 @@ from itertools import accumulate
 from typing import Any, NamedTuple, Protocol
 
 from powerd_core.errors import ConfigError, SensorError
+from powerd_core.text import needs_extra
 
 BUS_FREE_PERIODS = 0.5
 """Between a stop and the next start: 1.3 us at 400 kHz."""
@@ -116,7 +117,7 @@ class LinuxBus:
         try:
             import smbus2.smbus2 as library
         except ImportError as error:
-            raise ConfigError("reading an I2C bus needs smbus2: pip install 'powerd[board]'") from error
+            raise ConfigError(f"reading an I2C bus needs smbus2: {needs_extra('board')}") from error
         self._library: Any = library
         self._ioctl = ioctl
         try:
