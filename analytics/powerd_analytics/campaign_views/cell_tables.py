@@ -19,6 +19,7 @@ from powerd_analytics.campaign_views.campaign_figures import (
     run_notes,
     same_losses,
 )
+from powerd_analytics.campaign_views.groups import BATCH, batch_of
 from powerd_analytics.campaigns.design import GPUS, MODEL, Cell, Design, level_text
 from powerd_analytics.campaigns.journal import Result
 from powerd_analytics.energy.metrics import weighted_mean
@@ -150,7 +151,7 @@ def phases_table(campaign: Campaign) -> Table:
 def _has_batches(campaign: Campaign) -> bool:
     """Whether all runs say of how many batches their phases are."""
     runs = [m for m in campaign.runs if _phases(m.result)]
-    return bool(runs) and all(campaign.samples(m.result) and _batch(m.item.cell.levels) for m in runs)
+    return bool(runs) and all(campaign.samples(m.result) and batch_of(m.item.cell.levels) for m in runs)
 
 
 def phase_rows(campaign: Campaign) -> Iterator[tuple[Cell, dict[str, TableCell]]]:
@@ -232,13 +233,8 @@ def _off(own: Mapping[int, _Phase], beside: Mapping[int, _Phase]) -> dict[str, T
     return row
 
 
-def _batch(levels: Mapping[str, TableCell]) -> float | None:
-    batch = levels.get("batch_size", levels.get("batch"))
-    return float(batch) if isinstance(batch, int | float) else None
-
-
 def _batches(samples: float | None, levels: Mapping[str, TableCell]) -> float:
-    return ceil((samples or 0.0) / (_batch(levels) or 1.0)) or 1.0
+    return ceil((samples or 0.0) / (batch_of(levels) or 1.0)) or 1.0
 
 
 def spread_table(campaign: Campaign) -> Table:
@@ -279,9 +275,9 @@ def trainings_table(campaign: Campaign) -> Table:
         levels, taken = campaign.levels(m.item.cell), campaign.run_figures[m.item.cell.id].get(m.item.block)
         joules = None if taken is None else taken.whole_j
         reference = design.reference_levels(m.item.cell.levels) or levels
-        is_default = _batch(levels) == _batch(reference)
+        is_default = batch_of(levels) == batch_of(reference)
         every.append((not is_default, {
-            "job": str(levels.get(MODEL, design.name)), "batch_size": _batch(levels), CAP: levels.get(CAP),
+            "job": str(levels.get(MODEL, design.name)), "batch_size": batch_of(levels), CAP: levels.get(CAP),
             "epochs": m.result.accuracy[EPOCH], "energy_j": joules, "time_s": m.result.time_s,
         }))  # fmt: skip
     # The first row of a job has its default batch size.
@@ -342,7 +338,7 @@ def _share(operations: Sequence[float | None], joules: float) -> float | None:
 
 
 def _settings(levels: Mapping[str, TableCell]) -> tuple[tuple[str, TableCell], ...]:
-    return tuple((n, v) for n, v in sorted(levels.items()) if n not in (MODEL, "batch_size", "batch"))
+    return tuple((n, v) for n, v in sorted(levels.items()) if n not in (MODEL, *BATCH))
 
 
 def testbed_table(campaign: Campaign) -> Table:

@@ -23,10 +23,12 @@ from powerd_analytics.campaign_views.campaign_figures import (
 from powerd_analytics.campaign_views.cell_tables import kernels_of
 from powerd_analytics.campaign_views.group_tables import floor_j, is_below, savings, wholes
 from powerd_analytics.campaign_views.groups import (
+    BATCH,
     CORE,
     MEMORY,
     WORDS,
     Scaling,
+    batch_of,
     knee,
     marginals,
     scalings,
@@ -49,7 +51,6 @@ HARDLY = 0.03
 """A change of speed below this is hardly one."""
 ONE_BY_ONE = 8
 """More groups than this share a sentence."""
-_BATCH = ("batch_size", "batch")
 
 
 def findings(campaign: Campaign) -> list[str]:
@@ -298,15 +299,15 @@ def _of_batches(campaign: Campaign) -> Iterator[str]:
     """What a sample costs by batch size, all else being equal, other knobs at their reference."""
     by_others: dict[tuple[tuple[str, TableCell], ...], dict[float, Figure]] = {}
     design, figures = campaign.design, campaign.cells
-    if set(_BATCH) & set(design.reference):  # chosen, and compared with its reference
+    if set(BATCH) & set(design.reference):  # chosen, and compared with its reference
         return
     for f in figures:
-        batch = next((f.cell.levels[n] for n in _BATCH if n in f.cell.levels), None)
+        batch = batch_of(f.cell.levels)
         reference = design.reference_levels(f.cell.levels) or {}
         is_reference = all(f.cell.levels[n] == reference.get(n) for n in design.reference if n in KNOBS)
-        if is_reference and isinstance(batch, int | float):
-            own = tuple((n, v) for n, v in campaign.machine(f.cell).items() if n not in (*_BATCH, *KNOBS))
-            by_others.setdefault(own, {})[float(batch)] = f.energy_j
+        if is_reference and batch is not None:
+            own = tuple((n, v) for n, v in campaign.machine(f.cell).items() if n not in (*BATCH, *KNOBS))
+            by_others.setdefault(own, {})[batch] = f.energy_j
     several = {others: means for others, means in by_others.items() if len(means) > 1}
     unit = "J a sample" if campaign.is_per_sample else "J"
     if len(several) <= ONE_BY_ONE:
@@ -338,7 +339,7 @@ def _of_mixed_cards(campaign: Campaign) -> Iterator[str]:
     alone: dict[tuple[TableCell, float], dict[str, float]] = {}
     mixed: dict[tuple[TableCell, float], float] = {}
     for w in wholes(campaign):
-        batch = next((float(str(w.levels[n])) for n in _BATCH if n in w.levels), 0.0)
+        batch = batch_of(w.levels) or 0.0
         model, kinds = w.levels.get(MODEL), len(w.cards)
         if kinds > 1:
             mixed[model, batch / kinds] = w.time_s.value * batch
@@ -365,13 +366,11 @@ def _of_accuracy(figures: Sequence[CellRow]) -> Iterator[str]:
     """How what was trained gets better or worse with the batch size, by model."""
     found: dict[tuple[str, str], dict[float, list[Figure]]] = {}
     for f in figures:
-        batch = next((f.cell.levels[n] for n in _BATCH if n in f.cell.levels), None)
+        batch = batch_of(f.cell.levels)
         better = {name: mean for name, mean in f.results.items() if not is_lower_better(name)}
         for name, mean in list(better.items())[:1]:
-            if isinstance(batch, int | float):
-                found.setdefault((str(f.cell.levels.get(MODEL, "")), name), {}).setdefault(float(batch), []).append(
-                    mean
-                )
+            if batch is not None:
+                found.setdefault((str(f.cell.levels.get(MODEL, "")), name), {}).setdefault(batch, []).append(mean)
     for (model, name), by_batch in found.items():
         if len(by_batch) < 2:
             continue

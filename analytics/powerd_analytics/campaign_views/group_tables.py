@@ -8,11 +8,13 @@ from math import inf, log
 
 from powerd_analytics.campaign_views.campaign_figures import Campaign, CellRow, KnobGroup, figure_columns, is_knob
 from powerd_analytics.campaign_views.groups import (
+    BATCH,
     CORE,
     MEMORY,
     WORDS,
     Scaled,
     Scaling,
+    batch_of,
     marginals,
     scalings,
     setting_text,
@@ -28,7 +30,6 @@ from powerd_analytics.output.text import Cell as TableCell
 from powerd_core.settings import KNOB_AS_OPTION
 
 _OF_MINIMA = ("e", "edp", "eds:2", "eds:1.5")
-_BATCH = ("batch_size", "batch")
 _SHORT = {option: knob.heading for option, knob in KNOB_AS_OPTION.items()} | {"batch_size": "batch"}
 
 
@@ -197,7 +198,7 @@ def marginals_table(campaign: Campaign) -> Table:
 def optimum_table(campaign: Campaign) -> Table:
     """For each model, and for all together, the SM clock of the least energy and what it saves, as tables III and IV of
     Tang et al.: the geometric mean over batch sizes and memory clocks."""
-    others = [c for c in campaign.factor_columns if not is_knob(c.name) and c.name not in (MODEL, *_BATCH)]
+    others = [c for c in campaign.factor_columns if not is_knob(c.name) and c.name not in (MODEL, *BATCH)]
     columns = [
         *others, Column("model"), Column(CORE, "number", "MHz", heading="SM MHz"),
         *figure_columns("saving_pct", "%", "saves %"), *figure_columns("time_pct", "%", "time Δ %"),
@@ -320,8 +321,7 @@ def machines_table(campaign: Campaign) -> Table:
     batches: dict[tuple[TableCell, ...], int] = {}
     for m in campaign.runs:
         levels, samples = m.item.cell.levels, campaign.samples(m.result)
-        batch = next((levels[name] for name in _BATCH if name in levels), None)
-        if samples and isinstance(batch, int | float):
+        if samples and (batch := batch_of(levels)) is not None:
             batches[tuple(levels.get(c.name) for c in others)] = round(samples / batch)
     rows: list[dict[str, TableCell]] = [
         {

@@ -23,6 +23,14 @@ CORE, MEMORY = "sm_clock_mhz", "mem_clock_mhz"
 WORDS = {option: knob.words for option, knob in KNOB_AS_OPTION.items()} | {"batch_size": "batch size"}
 """What factors are called in a sentence."""
 
+BATCH = ("batch_size", "batch")
+"""The factors that are a batch size."""
+
+
+def batch_of(levels: Mapping[str, TableCell]) -> float | None:
+    batch = next((levels[name] for name in BATCH if name in levels), None)
+    return float(batch) if isinstance(batch, int | float) else None
+
 
 def _numbers(campaign: Campaign, cells: Iterable[Cell], knob: str) -> list[float]:
     levels = (campaign.levels(cell)[knob] for cell in cells)

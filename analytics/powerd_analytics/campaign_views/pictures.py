@@ -13,7 +13,7 @@ import numpy as np
 from powerd_analytics.campaign_views.campaign_figures import CAP, Campaign, CellRow, KnobGroup
 from powerd_analytics.campaign_views.cell_tables import phase_rows
 from powerd_analytics.campaign_views.group_tables import Saving, savings
-from powerd_analytics.campaign_views.groups import WORDS, scalings
+from powerd_analytics.campaign_views.groups import BATCH, WORDS, batch_of, scalings
 from powerd_analytics.campaigns.design import GPUS, KNOBS, MODEL, Cell
 from powerd_analytics.frame.figure import Figure
 from powerd_analytics.output.colours import PALETTE
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
 _MARKERS = "osD^vP*X"
 _SERIES = (*PALETTE[:6], "#777777", "#000000")
-_BATCH = ("batch_size", "batch")
 _NAMES = WORDS | {"batch_size": "batch"}
 _LEAST_SPAN = 0.3
 """An axis spans at least this share of what it shows: what hardly moves must look so."""
@@ -99,7 +98,7 @@ def clock_pictures(campaign: Campaign, knob: str) -> Iterator[tuple[str, Callabl
     alike: dict[tuple[tuple[str, TableCell], ...], list[KnobGroup]] = {}
     for group in campaign.groups:
         if group.reference is not None:
-            kind = tuple((n, v) for n, v in group.levels.items() if n not in (MODEL, *_BATCH))
+            kind = tuple((n, v) for n, v in group.levels.items() if n not in (MODEL, *BATCH))
             alike.setdefault(kind, []).append(group)
     for kind, groups in alike.items():
         yield _text(kind), partial(_draw_clocks, campaign, knob, _text(kind), groups)
@@ -115,9 +114,9 @@ def _draw_clocks(campaign: Campaign, knob: str, kind: str, groups: Sequence[Knob
         own = [group for group in groups if str(group.levels.get(MODEL, "")) == model]
         for i, group in enumerate(own):
             clocks, speed, watts = _over(campaign, group, knob)
-            batch = next((group.levels[name] for name in _BATCH if name in group.levels), None)
-            colour = _SERIES[i % len(_SERIES)]
-            ax.plot(clocks, speed, color=colour, marker="o", ms=3.5, lw=1.2, label=f"batch {batch}" if batch else model)
+            batch = batch_of(group.levels)
+            name, colour = f"batch {batch:g}" if batch else model, _SERIES[i % len(_SERIES)]
+            ax.plot(clocks, speed, color=colour, marker="o", ms=3.5, lw=1.2, label=name)
             twin.plot(clocks, watts, color=colour, marker="s", ms=3, lw=1.0, ls="--")
         ax.set(xlabel=f"{_NAMES[knob]} (MHz)", ylabel="speed, of the reference's (1)")
         twin.set_ylabel("power (W)")
@@ -251,7 +250,7 @@ def draw_kinds(campaign: Campaign, phase: str) -> Picture:
 
 
 def _name(cell: Cell) -> str:
-    return f"{next((cell.levels[n] for n in _BATCH if n in cell.levels), '')}-{cell.levels.get(GPUS, 1)}"
+    return f"{batch_of(cell.levels) or 0:g}-{cell.levels.get(GPUS, 1)}"
 
 
 # -- what each knob saves ----------------------------------------------------------------------------------------------
