@@ -25,6 +25,7 @@ from pathlib import Path
 from statistics import fmean
 
 from common import machine, options
+from replaying import ended, replayed
 
 from powerd_core.gpu_physics import RTX_6000, Network, operate
 
@@ -131,9 +132,15 @@ def wait_for(holds) -> None:
 
 
 def summary(folder: Path, expected: dict[tuple[int, float], float]) -> dict:
-    replay = [sys.executable, "-P", "-m", "powerd_analytics", "optimise", "replay", "--job", "learning"]
-    done = subprocess.run([*replay, "--format", "json"], cwd=folder, stdout=subprocess.PIPE, text=True, check=False)
-    rows = json.loads(done.stdout)
+    state = folder / "optimise.sqlite"
+    steps = replayed(state, "learning")
+    rows = [
+        {
+            "ending": outcome.ending, "batch_size": outcome.settings.batch_size,
+            "power_cap_w": outcome.settings.power_cap_w, "energy_j": outcome.energy_j, "epochs": outcome.epochs,
+        }
+        for _, outcome in ended(state, "learning")
+    ]  # fmt: skip
     best = min(expected, key=lambda settings: expected[settings])
     reached = [row for row in rows if row["ending"] == "reached"]
     over = [expected[row["batch_size"], row["power_cap_w"]] / expected[best] - 1 for row in reached]
@@ -150,9 +157,8 @@ def summary(folder: Path, expected: dict[tuple[int, float], float]) -> dict:
         "last_beside_epochs_j": beside_j,
         "all_j": sum(row["energy_j"] or 0.0 for row in rows),
         "endings": {name: sum(r["ending"] == name for r in rows) for name in ("reached", "stopped", "failed", "lost")},
-        "decisions": sum(row["decisions"] for row in rows),
-        "decided_again": sum(row["same"] for row in rows),
-        "replay_status": done.returncode,
+        "decisions": sum(step.what != "end" for step in steps),
+        "decided_again": sum(step.what != "end" and step.is_same for step in steps),
     }
 
 

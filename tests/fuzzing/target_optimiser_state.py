@@ -1,4 +1,4 @@
-"""The state of an optimiser of any contents: the same replay, another one, or one line that says what is wrong."""
+"""The state of an optimiser of any contents: the next trial, or one line that says what is wrong."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fuzzing.picker import Picker, expect, spoiled
 from powerd_analytics.optimise.policy import Job, Outcome, Target, TrainingSettings
-from powerd_analytics.optimise.recurrences import Recurrences, open_recurrences
+from powerd_analytics.optimise.recurrences import Recurrences
 from powerd_core.errors import ConfigError
 
 _PATH = Path(tempfile.gettempdir()) / f"fuzz-state-{os.getpid()}.sqlite"
@@ -25,7 +25,7 @@ _CELLS = (("policies", "recurrences"), ("policies", "job"), ("trials", "number")
 
 def one(data: bytes) -> None:
     picker = Picker(data)
-    _PATH.write_bytes(_good("ours" if picker.flip() else "tilt"))
+    _PATH.write_bytes(_good("ours" if picker.flip() else "zeus"))
     try:
         if picker.rarely():
             _PATH.write_bytes(picker.rest())
@@ -36,9 +36,7 @@ def one(data: bytes) -> None:
             _PATH.write_bytes(whole)
         else:
             _spoil(picker)
-        known = open_recurrences(_PATH, "job")
-        known.replay()
-        known.ended()
+        known = Recurrences(_PATH, _JOB, "ours")
         known.begin(known.new_recurrence())
     except ConfigError as error:
         expect(len(str(error)) < 1000 and "\n" not in str(error), error)

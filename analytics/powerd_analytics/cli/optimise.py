@@ -61,20 +61,13 @@ def simulate(
     *,
     traces: Traces,
     gpu: Gpu = None,
-    policy: Annotated[
-        str, Parameter(help="ours, tilt, zeus, zeus-window, mended-zeus, fixed, grid, or one of another package.")
-    ] = "ours",
+    policy: Annotated[str, Parameter(help="ours, or zeus for reference.")] = "ours",
     eta: Eta = 0.5,
     seed: Annotated[list[int] | None, Parameter(negative="", help="Of everything drawn. May be repeated.")] = None,
     job: Jobs = None,
     recurrences: Annotated[
         int | None, Parameter(help="How often each job recurs; without it twice its batch sizes times its limits.")
     ] = None,
-    drift: Annotated[
-        Literal["none", "jump", "tilt", "season"],
-        Parameter(help="How the epochs that a batch size needs change meanwhile."),
-    ] = "none",
-    concurrency: Annotated[int, Parameter(help="Recurrences that go on at any time.")] = 1,
     format: shared.TextOrJson = "text",
     output: shared.Output = None,
     overwrite: shared.Overwrite = False,
@@ -89,7 +82,7 @@ def simulate(
 
       joules optimise simulate --traces zeus/ --gpu v100 --policy zeus --format json
 
-      joules optimise simulate --traces runs.csv --drift jump --seed 1 --seed 2
+      joules optimise simulate --traces runs.csv --seed 1 --seed 2
     """
     from powerd_analytics.optimise import advice
     from powerd_analytics.optimise.policy import find_policy
@@ -97,8 +90,8 @@ def simulate(
     from powerd_analytics.output.export import to_json_text
 
     find_policy(policy)
-    if concurrency < 1 or (recurrences is not None and recurrences < 1):
-        raise ConfigError("--concurrency and --recurrences: must be 1 or more")
+    if recurrences is not None and recurrences < 1:
+        raise ConfigError("--recurrences: must be 1 or more")
     shared.refuse_existing(output, overwrite)
     known = _read(traces, gpu, eta, job)
     seeds = seed or [1]
@@ -107,8 +100,7 @@ def simulate(
         for trace in known:
             for one in seeds:
                 progress(len(histories) / (len(known) * len(seeds)), f"{trace.job.name}, seed {one}")
-                options = {"seed": one, "recurrences": recurrences, "drift": drift, "concurrency": concurrency}
-                histories.append(simulated(trace, policy, **options))  # type: ignore[arg-type]
+                histories.append(simulated(trace, policy, seed=one, recurrences=recurrences))
     if format == "json":
         text = to_json_text([advice.history_row(history) for history in histories]) + "\n"
     else:
@@ -190,7 +182,7 @@ def run(
         float | None, Parameter(help="Of the device in W: what a second is worth, with --eta; else the greatest limit.")
     ] = None,
     eta: Annotated[float, Parameter(help="Of the cost: 1 counts energy alone, 0 time alone.")] = 1.0,
-    policy: Annotated[str, Parameter(help="ours, tilt, mended-zeus, or one of another package.")] = "ours",
+    policy: Annotated[str, Parameter(help="ours, or zeus for reference.")] = "ours",
     job: JobName = "job",
     state: State = Path("optimise.sqlite"),
     tries: Annotated[int, Parameter(help="Trainings of this recurrence until one reaches the target.")] = 3,
@@ -298,40 +290,6 @@ def _said(trial: Trial) -> str:
     if trial.profile_caps_w:
         return f"{text}, profiling {', '.join(f'{cap:g}' for cap in trial.profile_caps_w)} W"
     return text if trial.settings.power_cap_w is None else f"{text}, {trial.settings.power_cap_w:g} W"
-
-
-@app.command
-def replay(
-    *,
-    state: State = Path("optimise.sqlite"),
-    job: JobName = "job",
-    format: shared.TextOrJson = "text",
-    output: shared.Output = None,
-    overwrite: shared.Overwrite = False,
-) -> int:
-    """Ask the policy of a job again all that it was asked, and compare.
-
-    The log of `joules optimise run` says what the policy was told of each training,
-    and what it decided. A new policy with the same seed, told the same, has to
-    decide the same. Exits with 1 where one decision differs.
-
-    For example:
-
-      joules optimise replay --state optimise.sqlite --job squad
-    """
-    from powerd_analytics.optimise import advice
-    from powerd_analytics.optimise.recurrences import open_recurrences
-    from powerd_analytics.output.export import to_json_text
-
-    shared.refuse_existing(output, overwrite)
-    known = open_recurrences(state, job)
-    steps, ended = known.replay(), known.ended()
-    if format == "json":
-        text = to_json_text([advice.replay_row(trial, outcome, steps) for trial, outcome in ended]) + "\n"
-    else:
-        text = shared.tables_text([advice.replay_table(ended, steps)], format, output, WIDTH)
-    shared.put_out(text, output, overwrite)
-    return int(not all(step.is_same for step in steps))
 
 
 def _read(traces: Path, gpu: str | None, eta: float, jobs: Sequence[str] | None) -> list[JobTrace]:

@@ -15,8 +15,7 @@ from typing import Any
 from powerd_analytics.energy.metrics import pareto_front
 from powerd_analytics.frame.best import best_of_means
 from powerd_analytics.frame.figure import Figure
-from powerd_analytics.optimise.policy import Outcome, TrainingSettings, Trial
-from powerd_analytics.optimise.recurrences import DecisionStep
+from powerd_analytics.optimise.policy import TrainingSettings
 from powerd_analytics.optimise.simulate import LAST, SimulatedHistory, oracle, potential_savings
 from powerd_analytics.optimise.traces import NEVER, JobTrace
 from powerd_analytics.output.export import Column, Table, make_table
@@ -99,42 +98,6 @@ def history_table(histories: Sequence[Sequence[SimulatedHistory]], policy: str) 
 
 
 # ---- trainings that were carried out -------------------------------------------------------------------------------
-
-
-def replay_row(trial: Trial, outcome: Outcome, steps: Sequence[DecisionStep]) -> dict[str, Cell]:
-    """One training of `joules optimise run`, and how many of the decisions on it come out again."""
-    own = [step for step in steps if step.number == trial.number and step.what != "end"]
-    return {
-        "training": trial.number + 1,
-        "recurrence": trial.recurrence + 1,
-        "batch_size": trial.settings.batch_size,
-        "power_cap_w": outcome.settings.power_cap_w,
-        "ending": outcome.ending,
-        "epochs": outcome.epochs,
-        "energy_j": outcome.energy_j if outcome.epochs else None,
-        "time_s": outcome.time_s if outcome.epochs else None,
-        "decisions": len(own),
-        "same": sum(step.is_same for step in own),
-    }
-
-
-def replay_table(ended: Sequence[tuple[Trial, Outcome]], steps: Sequence[DecisionStep]) -> Table:
-    """The same of all of them, for people."""
-    columns = (
-        Column("training", "integer", "1"),
-        Column("recurrence", "integer", "1", heading="recurs"),
-        Column("batch_size", "integer", "1", heading="batch"),
-        Column("power_cap_w", "number", "W", heading="limit W"),
-        Column("ending"),
-        Column("epochs", "integer", "1"),
-        Column("energy_j", "number", "J", heading="J"),
-        Column("time_s", "number", "s", heading="s"),
-        Column("decisions", "integer", "1"),
-        Column("same", "integer", "1"),
-    )
-    rows = [replay_row(trial, outcome, steps) for trial, outcome in ended]
-    notes = ["same: decisions that a new policy with the same seed makes again."]
-    return make_table("replay", "What was decided, and decided again", columns, rows, notes)
 
 
 # ---- traces --------------------------------------------------------------------------------------------------------

@@ -66,6 +66,8 @@ class Parameters:
     reach_octaves: float = 1.5
     """How far from what was tried the next batch size may lie."""
     least_horizon: int = 20
+    half_life: float = 20.0
+    """Recurrences after which a training counts half."""
     curve_share: float = 0.3
     """Uncertainty of what a learning curve predicts, as a share of the predicted rest, in logarithms."""
     first_look: float = 4.0
@@ -141,6 +143,9 @@ class Memory:
     profiles: list[Profile] = field(default_factory=list)
     curves: list[Curve] = field(default_factory=list)
     tries: list[Tries] = field(default_factory=list)
+
+
+MOST_HALVINGS = 40.0
 
 
 class PastTrainings(NamedTuple):
@@ -528,9 +533,11 @@ class LognormalPolicy(RememberingPolicy[Memory]):
 
     def _posterior(self, seen: PastTrainings, centre: float) -> tuple[Values, Values]:
         """Of the process at all batch sizes. Trainings at one batch size count together."""
-        weight = np.bincount(seen.places, 1 / seen.noise, len(self._octaves))
+        # What was seen long ago says less of a job that may have drifted.
+        noise = seen.noise * np.exp2(np.minimum(seen.ages / self.parameters.half_life, MOST_HALVINGS))
+        weight = np.bincount(seen.places, 1 / noise, len(self._octaves))
         at = np.flatnonzero(weight)
-        together = np.bincount(seen.places, seen.values / seen.noise, len(self._octaves))[at] / weight[at]
+        together = np.bincount(seen.places, seen.values / noise, len(self._octaves))[at] / weight[at]
         return _conditioned(self._kernel, at, together - centre, 1 / weight[at], centre)
 
     def _cost_belief(self) -> tuple[Values, Values]:

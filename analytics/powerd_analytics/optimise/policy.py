@@ -8,8 +8,7 @@ The batch size is chosen before a training begins, the power limit with the job 
 ask that several limits be profiled first, and `Change` sets one of them for the rest.
 
 A policy does no input or output and reads no clock. Everything that it draws comes from its seed, and all that it knows
-is in `Policy.state`, which JSON can hold. Policies are found by name: the table `POLICIES`, and the entry point group
-``powerd.policies`` for those of other packages.
+is in `Policy.state`, which JSON can hold. Policies are found by name, in the table `POLICIES`.
 """
 
 from __future__ import annotations
@@ -17,24 +16,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
-from importlib.metadata import entry_points
 from typing import Any, ClassVar, Generic, Literal, Protocol, Self, TypeVar, cast
 
 from powerd_core.errors import ConfigError
 from powerd_core.serde import from_document, to_document
 from powerd_core.text import did_you_mean
 
-GROUP = "powerd.policies"
 POLICIES = {
     "ours": "powerd_analytics.optimise.lognormal:LognormalPolicy",
-    "tilt": "powerd_analytics.optimise.tilt:TiltPolicy",
     "zeus": "powerd_analytics.optimise.zeus:ZeusPolicy",
-    "zeus-window": "powerd_analytics.optimise.zeus:WindowedZeusPolicy",
-    "mended-zeus": "powerd_analytics.optimise.zeus:MendedZeusPolicy",
-    "fixed": "powerd_analytics.optimise.fixed:FixedPolicy",
-    "grid": "powerd_analytics.optimise.fixed:GridPolicy",
 }
-"""Module and class of each policy that comes with powerd."""
+"""Module and class of each policy: ours, and Zeus' as the reference."""
 VERSION = 1
 """Of the document that `Policy.state` gives."""
 
@@ -274,21 +266,9 @@ class RememberingPolicy(Generic[M]):
 # ---- policies by name ----------------------------------------------------------------------------------------------
 
 
-def policy_names() -> tuple[str, ...]:
-    """Ours in the order of the table, then those of other packages."""
-    return tuple(dict.fromkeys([*POLICIES, *sorted(point.name for point in entry_points(group=GROUP))]))
-
-
 def find_policy(name: str) -> type[Policy]:
-    """The class behind a name. Raises `ConfigError` when it is unknown or cannot be imported."""
-    if name in POLICIES:
-        module, _, cls = POLICIES[name].partition(":")
-        return cast("type[Policy]", getattr(import_module(module), cls))
-    points = [point for point in entry_points(group=GROUP) if point.name == name]
-    if not points:
-        raise ConfigError(f"unknown policy {name!r}{did_you_mean(name, policy_names())}")
-    try:
-        return cast("type[Policy]", points[0].load())
-    except Exception as error:
-        # Whatever another package's module does while it is imported is a fault of that package.
-        raise ConfigError(f"policy {name!r} cannot be loaded: {type(error).__name__}: {error}") from error
+    """The class behind a name. Raises `ConfigError` when it is unknown."""
+    if name not in POLICIES:
+        raise ConfigError(f"unknown policy {name!r}{did_you_mean(name, POLICIES)}")
+    module, _, cls = POLICIES[name].partition(":")
+    return cast("type[Policy]", getattr(import_module(module), cls))

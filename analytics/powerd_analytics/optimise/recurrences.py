@@ -4,8 +4,7 @@
 state is kept, so that recurrences that overlap see what the others have pending. A trial whose process has vanished
 without a word counts as lost: nothing is learnt of it.
 
-All that the policy was asked and what it answered stands in the file, in order: `replay` asks a new policy of the same
-seed the same again.
+All that the policy was asked and what it answered stands in the file, in order.
 """
 
 from __future__ import annotations
@@ -15,13 +14,12 @@ import os
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from powerd_analytics.optimise.policy import (
     Decision,
-    EpochCost,
     Job,
     Observation,
     Outcome,
@@ -132,45 +130,6 @@ class Recurrences:
             self._end(rows, policy, trial, outcome, observations, run)
             self._keep(rows, policy, recurrences)
 
-    def ended(self) -> list[tuple[Trial, Outcome]]:
-        """All trials that have ended, by number."""
-        with self._transaction() as (rows, _, _):
-            query = "SELECT trial, outcome FROM trials WHERE job = ? AND outcome IS NOT NULL ORDER BY number"
-            found = rows.execute(query, (self.job.name,)).fetchall()
-        with _readable(self.path):
-            return [(from_document(Trial, json.loads(t)), from_document(Outcome, json.loads(o))) for t, o in found]
-
-    def replay(self) -> list[DecisionStep]:
-        """Ask a new policy of the same seed all that the policy was asked, in the same order. Raises `ConfigError`
-        where the file has not all of it."""
-        with self._transaction() as (rows, policy, _):
-            query = "SELECT what, number, told, answer FROM steps WHERE job = ? ORDER BY step"
-            steps = rows.execute(query, (self.job.name,)).fetchall()
-            ended = rows.execute("SELECT COUNT(*) FROM trials WHERE job = ?", (self.job.name,)).fetchone()[0]
-            seed = int(policy.state()["seed"])
-        if sum(what == "begin" for what, *_ in steps) < ended:
-            raise ConfigError(f"{self.path} was begun by an earlier release, which kept no log: there is no replay")
-        with _readable(self.path):
-            return self._replayed(steps, self._policy(self.job, seed))
-
-    def _replayed(self, steps: Sequence[tuple[str, int, str, str]], policy: Policy) -> list[DecisionStep]:
-        trials: dict[int, Trial] = {}
-        replayed = []
-        for what, number, told_text, answer_text in steps:
-            told, answer = json.loads(told_text), json.loads(answer_text)
-            policy = self._policy.restore(policy.state())  # as every process does
-            if what == "begin":
-                trial = policy.begin(told["recurrence"], [trials[other] for other in told["pending"]])
-                trials[number] = from_document(Trial, answer)
-                again = to_document(trial)
-            elif what == "observe":
-                again = _decision(policy.observe(trials[number], _observation(told)))
-            else:
-                policy.end(trials[number], from_document(Outcome, told))
-                again = answer
-            replayed.append(DecisionStep(what, number, answer, again))
-        return replayed
-
     # -- inside a transaction ------------------------------------------------------------------------------------------
 
     @contextmanager
@@ -273,36 +232,6 @@ def _make_tables(rows: sqlite3.Connection) -> None:
     rows.execute(f"PRAGMA application_id = {_APPLICATION}")
 
 
-def open_recurrences(path: Path, job: str) -> Recurrences:
-    """What is known of a job. Raises `ConfigError` where nothing is."""
-    names: list[str] = []
-    with _readable(path):
-        if path.is_file():
-            with _opened(path) as rows:
-                states = dict(rows.execute("SELECT job, state FROM policies").fetchall())
-            if job in states:
-                state = json.loads(states[job])
-                return Recurrences(path, from_document(Job, state["job"]), state["policy"])
-            names = sorted(printable(str(name)) for name in states)
-    raise ConfigError(f"{path} knows nothing of a job {job!r}; it knows {', '.join(names) or 'none'}")
-
-
-@dataclass(frozen=True, slots=True)
-class DecisionStep:
-    """What a policy was asked, or told, and its answer: a trial, a decision, or none to an end."""
-
-    what: str
-    number: int
-    """Of the trial."""
-    answer: Any
-    again: Any
-    """What the same policy answers again."""
-
-    @property
-    def is_same(self) -> bool:
-        return bool(self.answer == self.again)
-
-
 def _decision(decision: Decision) -> Any:
     """For JSON."""
     return {type(decision).__name__: to_document(decision)}
@@ -312,8 +241,3 @@ def _told(observation: Observation) -> Any:
     """For JSON, which has no numbers as keys."""
     costs = [[cap_w, cost.energy_j, cost.time_s] for cap_w, cost in observation.profile.items()]
     return {**to_document(replace(observation, profile={})), "profile": costs}
-
-
-def _observation(told: Any) -> Observation:
-    profile = {cap_w: EpochCost(energy_j, time_s) for cap_w, energy_j, time_s in told["profile"]}
-    return replace(from_document(Observation, {**told, "profile": {}}), profile=profile)

@@ -7,23 +7,20 @@ taken every time. The *regret* of a policy is its cost less the oracle's, in uni
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Literal
 
-from powerd_analytics.optimise.policy import Outcome, Policy, TrainingSettings, Trial, carry_out, find_policy
-from powerd_analytics.optimise.traces import JobTrace, Slope, TraceEnvironment
+from powerd_analytics.optimise.policy import Policy, TrainingSettings, carry_out, find_policy
+from powerd_analytics.optimise.traces import JobTrace, TraceEnvironment
 from powerd_core.errors import AnalysisError
 
 MOST_TRIES = 20
 """Trainings after which a recurrence is given up, as in the simulator of Zeus."""
 LAST = 5
 """Trainings of which the end of a history is made, as in the published evaluation."""
-Drift = Literal["none", "jump", "tilt", "season"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,48 +80,10 @@ class SimulatedHistory:
         return Counter(run.settings for run in self.runs[-LAST:]).most_common(1)[0][0]
 
 
-# ---- drift ---------------------------------------------------------------------------------------------------------
-
-_SLOPES = [sign * step / 20 for step in range(1, 41) for sign in (1, -1)]
-SEASONS = 3
-"""Within one history."""
-
-
-def slope_of(trace: JobTrace, drift: Drift, recurrences: int) -> Slope | None:
-    """How the epochs of batch sizes change. The greatest slope is the least one that moves the best batch size by two
-    places, or by one where there are no two. ``jump``: from half of the recurrences on; ``tilt``: all the way up to it;
-    ``season``: a sine of three periods."""
-    if drift == "none":
-        return None
-    greatest = _moving_slope(trace)
-    shapes: dict[Drift, Slope] = {
-        "jump": lambda t: greatest if 2 * t >= recurrences else 0.0,
-        "tilt": lambda t: greatest * t / recurrences,
-        "season": lambda t: greatest * math.sin(2 * math.pi * SEASONS * t / recurrences),
-    }
-    return shapes[drift]
-
-
-def _moving_slope(trace: JobTrace) -> float:
-    sizes = trace.job.batch_sizes
-    before = sizes.index(_oracle(trace, 0.0)[0].batch_size)
-    for places in (2, 1):
-        for slope in _SLOPES:
-            if abs(sizes.index(_oracle(trace, slope)[0].batch_size) - before) >= places:
-                return slope
-    return _SLOPES[-1]
-
-
-def _oracle(trace: JobTrace, slope: float) -> tuple[TrainingSettings, float]:
-    """The settings of the least expected cost, and that cost, of a job that has drifted so far."""
-    costs = {settings: trace.expected_cost_j(settings, slope) for settings in trace.settings}
-    best = min(costs, key=lambda settings: costs[settings])
-    return best, costs[best]
-
-
 def oracle(trace: JobTrace) -> TrainingSettings:
     """The settings of the least expected cost."""
-    return _oracle(trace, 0.0)[0]
+    costs = {settings: trace.expected_cost_j(settings) for settings in trace.settings}
+    return min(costs, key=lambda settings: costs[settings])
 
 
 # ---- histories -----------------------------------------------------------------------------------------------------
@@ -141,56 +100,33 @@ def simulate(
     *,
     seed: int = 1,
     recurrences: int | None = None,
-    drift: Drift = "none",
-    concurrency: int = 1,
+    at: Callable[[int], JobTrace] | None = None,
 ) -> SimulatedHistory:
-    """Let a job recur under a policy.
-
-    With a ``concurrency`` above 1, so many recurrences go on at any time: each ends when its trainings have taken their
-    time, and the next one begins. A policy decides on a training with what it knows when the training begins.
-    """
+    """Let a job recur under a policy; ``at`` gives the job as it is at each recurrence, where it changes."""
     count = usual_recurrences(trace) if recurrences is None else recurrences
-    if count < 1 or concurrency < 1:
-        raise AnalysisError("a history needs at least one recurrence, and one at a time")
+    if count < 1:
+        raise AnalysisError("a history needs at least one recurrence")
     cls = find_policy(policy) if isinstance(policy, str) else policy
-    chooser = cls(trace.job, seed)
-    slope = slope_of(trace, drift, count)
-    environment = TraceEnvironment(trace, seed, slope)
+    chooser, environment = cls(trace.job, seed), TraceEnvironment(trace, seed, at)
     runs: list[SimulatedTraining] = []
-    tries: Counter[int] = Counter()
     failures = 0
-    going: list[tuple[float, int, Trial, Outcome]] = []
-
-    def start(recurrence: int, at_s: float) -> None:
-        trial = chooser.begin(recurrence, [pending for _, _, pending, _ in sorted(going, key=lambda g: g[1])])
-        outcome = carry_out(chooser, environment, trial)
-        heapq.heappush(going, (at_s + outcome.time_s, trial.number, trial, outcome))
-
-    begun = min(concurrency, count)
-    for recurrence in range(begun):
-        start(recurrence, 0.0)
-    while going:
-        now_s, _, trial, outcome = heapq.heappop(going)
-        chooser.end(trial, outcome)
-        recurrence = trial.recurrence
-        tries[recurrence] += 1
-        if outcome.epochs > 0:
-            runs.append(
-                SimulatedTraining(recurrence, outcome.settings, outcome.energy_j, outcome.time_s, outcome.is_reached)
-            )
-        if not outcome.is_reached and tries[recurrence] < MOST_TRIES:
-            start(recurrence, now_s)
-            continue
-        failures += not outcome.is_reached
-        if begun < count:
-            start(begun, now_s)
-            begun += 1
-    slopes = [0.0 if slope is None else slope(recurrence) for recurrence in range(count)]
-    best_j = {value: _oracle(trace, value)[1] for value in set(slopes)}
-    default_j = {value: trace.expected_cost_j(trace.job.default, value) for value in set(slopes)}
+    for recurrence in range(count):
+        for _ in range(MOST_TRIES):
+            trial = chooser.begin(recurrence)
+            outcome = carry_out(chooser, environment, trial)
+            chooser.end(trial, outcome)
+            if outcome.epochs > 0:
+                own = outcome.settings, outcome.energy_j, outcome.time_s, outcome.is_reached
+                runs.append(SimulatedTraining(recurrence, *own))
+            if outcome.is_reached:
+                break
+        else:
+            failures += 1
+    jobs = [trace if at is None else at(recurrence) for recurrence in range(count)]
+    best_j = {id(job): job.expected_cost_j(oracle(job)) for job in {id(job): job for job in jobs}.values()}
     return SimulatedHistory(
         trace, policy if isinstance(policy, str) else getattr(cls, "name", cls.__name__), seed, tuple(runs), failures,
-        tuple(best_j[value] for value in slopes), tuple(default_j[value] for value in slopes),
+        tuple(best_j[id(job)] for job in jobs), tuple(job.expected_cost_j(trace.job.default) for job in jobs),
     )  # fmt: skip
 
 

@@ -68,67 +68,50 @@ class JobTrace:
         """All that were traced, by batch size and then by limit."""
         return [TrainingSettings(b, cap) for b in self.job.batch_sizes for cap in sorted(self.costs[b])]
 
-    def expected_epochs(self, batch_size: int, slope: float = 0.0) -> float:
+    def expected_epochs(self, batch_size: int) -> float:
         """Mean epochs that reaching the target takes. Trainings that fail count with all epochs that they may take;
-        `NEVER` where all of them do. With a ``slope``, as `TraceEnvironment` has it."""
-        drawn = [curve.epochs for curve in self.drifted(batch_size, slope)]
+        `NEVER` where all of them do."""
+        drawn = [curve.epochs for curve in self.curves[batch_size]]
         reached = [epochs for epochs in drawn if epochs <= self.job.max_epochs]
         if not reached:
             return NEVER
         return (sum(reached) + self.job.max_epochs * (len(drawn) - len(reached))) / len(reached)
 
-    def drifted(self, batch_size: int, slope: float) -> tuple[LearningCurve, ...]:
-        """The curves of a batch size, where log2 of the epochs has changed by ``slope`` for every octave away from the
-        default batch size. Epochs are whole, and at least one."""
-        if slope == 0:
-            return self.curves[batch_size]
-        factor = math.exp2(slope * math.log2(batch_size / self.job.default.batch_size))
-        return tuple(_stretched(curve, factor) for curve in self.curves[batch_size])
-
-    def expected(self, settings: TrainingSettings, slope: float = 0.0) -> EpochCost:
+    def expected(self, settings: TrainingSettings) -> EpochCost:
         """Mean energy and time to the target; infinite where it is never reached."""
-        epochs = self.expected_epochs(settings.batch_size, slope)
+        epochs = self.expected_epochs(settings.batch_size)
         caps = self.costs[settings.batch_size]
         cap_w = max(caps) if settings.power_cap_w is None else settings.power_cap_w
         cost = caps[cap_w]
         return EpochCost(epochs * cost.energy_j, epochs * cost.time_s)
 
-    def expected_cost_j(self, settings: TrainingSettings, slope: float = 0.0) -> float:
-        expected = self.expected(settings, slope)
+    def expected_cost_j(self, settings: TrainingSettings) -> float:
+        expected = self.expected(settings)
         if expected.time_s == NEVER:
             return NEVER  # where eta leaves out energy or time, the sum would be no number
         return self.job.cost_j(expected.energy_j, expected.time_s)
 
 
-def _stretched(curve: LearningCurve, factor: float) -> LearningCurve:
-    """The same training with so many times the epochs."""
-    epochs = curve.epochs if curve.epochs == NEVER else max(1, round(curve.epochs * factor))
-    return LearningCurve(epochs, tuple((max(1, round(e * factor)), metric) for e, metric in curve.passed))
-
-
 # ---- the environment -----------------------------------------------------------------------------------------------
-
-Slope = Callable[[int], float]
-"""Of a recurrence, how far the job has drifted (`JobTrace.drifted`)."""
 
 
 class TraceEnvironment:
-    """Trainings drawn from a trace; with a ``slope``, of a job that drifts."""
+    """Trainings drawn from a trace; ``at`` gives the job as it is at each recurrence, where it changes."""
 
-    def __init__(self, trace: JobTrace, seed: int, slope: Slope | None = None) -> None:
+    def __init__(self, trace: JobTrace, seed: int, at: Callable[[int], JobTrace] | None = None) -> None:
         self.trace = trace
-        self._slope = slope
+        self._at = at
         self._rng = np.random.default_rng(seed)
 
     def start(self, trial: Trial) -> Training:
+        trace = self.trace if self._at is None else self._at(trial.recurrence)
         batch_size = trial.settings.batch_size
-        if batch_size not in self.trace.curves:
-            raise AnalysisError(f"{self.trace.job.name}: batch size {batch_size} is not in the trace")
-        slope = 0.0 if self._slope is None else self._slope(trial.recurrence)
-        curves = self.trace.drifted(batch_size, slope)
+        if batch_size not in trace.curves:
+            raise AnalysisError(f"{trace.job.name}: batch size {batch_size} is not in the trace")
+        curves = trace.curves[batch_size]
         # As pandas draws a row, so that a seed means the same here as in the simulator of Zeus.
         curve = curves[int(self._rng.choice(len(curves), size=1, replace=False)[0])]
-        return TraceTraining(self.trace, trial, curve)
+        return TraceTraining(trace, trial, curve)
 
 
 class TraceTraining:

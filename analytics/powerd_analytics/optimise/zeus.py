@@ -11,7 +11,6 @@ has the same plan without what the original's statistics get wrong.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -254,70 +253,3 @@ class ZeusPolicy(RememberingPolicy[_Memory]):
         numbers = (held["state"]["state"], held["state"]["inc"], held["has_uint32"], held["uinteger"])
         self.memory.rng = [str(number) for number in numbers]
         return super().state()
-
-
-class WindowedZeusPolicy(ZeusPolicy):
-    """Zeus with its window of ten rewards, for jobs that drift."""
-
-    name = "zeus-window"
-    window = 10
-
-
-# ---- Zeus, mended --------------------------------------------------------------------------------------------------
-
-
-class MendedZeusPolicy(ZeusPolicy):
-    """The same plan with one round of pruning, and a bandit on log cost.
-
-    The variance is pooled over the batch sizes, so that two equal costs are no certainty. A batch size that fails
-    leaves the bandit; the profiling of a first epoch does not count against it. After three tries of one recurrence
-    comes the default batch size.
-    """
-
-    name = "mended-zeus"
-    rounds = 1
-    prior_sd, prior_weight = 0.14, 4.0
-    """Of log cost, and of how many observations it is worth."""
-    most_tries = 3
-
-    def begin(self, recurrence: int, pending: Sequence[Trial] = ()) -> Trial:
-        if self._spent(recurrence).tries >= self.most_tries:
-            profile = profile_at(self.memory.profiles, self.job.default.batch_size)
-            if profile is not None:
-                cap = self._best_cap(profile).power_cap_w
-                return self.next_trial(recurrence, TrainingSettings(self.job.default.batch_size, cap))
-        return super().begin(recurrence, pending)
-
-    def observe(self, trial: Trial, observation: Observation) -> Decision:
-        decision = super().observe(trial, observation)
-        is_last_resort = self._spent(trial.recurrence).tries >= self.most_tries
-        return Go(self.job.max_epochs) if is_last_resort and not isinstance(decision, Change) else decision
-
-    def end(self, trial: Trial, outcome: Outcome) -> None:
-        if outcome.ending != "lost":
-            self._spent(trial.recurrence).tries += 1
-        super().end(trial, outcome)
-
-    def _learn(self, batch_size: int, cost_j: float, outcome: Outcome) -> None:
-        memory = self.memory
-        profile = profile_at(memory.profiles, batch_size)
-        if profile is not None:
-            best = self._best_cap(profile)
-            cost_j = outcome.epochs * self.job.cost_j(best.energy_j, best.time_s)
-        if outcome.is_reached:
-            memory.rewards.append(_Reward(batch_size, -math.log(cost_j)))
-        self._report(batch_size, cost_j, outcome)
-        if not outcome.is_reached and batch_size in memory.arms:
-            memory.arms.remove(batch_size)
-
-    def _sample(self) -> int:
-        rewards = {arm: [r.value for r in self.memory.rewards if r.batch_size == arm] for arm in self.memory.arms}
-        known = {arm: values for arm, values in rewards.items() if values}
-        if not known:
-            return self.job.default.batch_size
-        squares = sum(len(values) * float(np.var(values)) for values in known.values())
-        freedom = sum(len(values) - 1 for values in known.values())
-        variance = (self.prior_weight * self.prior_sd**2 + squares) / (self.prior_weight + freedom)
-        rng = self._generator()
-        draws = {arm: rng.normal(np.mean(v), math.sqrt(variance / len(v))) for arm, v in known.items()}
-        return max(draws, key=lambda arm: draws[arm])

@@ -81,7 +81,6 @@ OTHERWISE = {
     "joules campaign table into": "read", "joules campaign plot into": "read",
     "joules campaign report into": "read; the page has a name by itself (tests/e2e/test_harms.py)",
     "joules campaign resume into": "goes on as `campaign run` does, where one has begun",
-    "joules optimise replay state": "as optimise run, which makes it",
     **{f"joules {name} keys": "read" for name in
        ("record", "top", "campaign run", "campaign resume", "campaign caps", "recover")},
     "powerd run spool": "a folder, in which no link is followed (tests/e2e/test_ownership.py)",
@@ -183,7 +182,7 @@ RECIPES = {
     "joules totals output": Recipe("new.csv", line("joules", "totals", TIMES[0], ENERGIES[0], "-o", "{out}")),
     "joules pick output": Recipe("new.txt", joules("pick {there}/t.csv --reference cap=250 --metric e -o {out}")),
     "joules optimise simulate output": Recipe(
-        "new.txt", joules("optimise simulate {v100} --policy fixed --job squad --recurrences 2 -o {out}")
+        "new.txt", joules("optimise simulate {v100} --job squad --recurrences 2 -o {out}")
     ),
     "joules optimise suggest output": Recipe("new.json", joules("optimise suggest {v100} --format json -o {out}")),
     "joules optimise suggest plot": Recipe("new.png", joules("optimise suggest {v100} --plot {out}")),
@@ -191,7 +190,6 @@ RECIPES = {
         "s.sqlite", joules("optimise run --batch-sizes 1,2 --target 1 --state {out} -- true {{batch_size}}"), False,
         follows=False, heavy=True,
     ),
-    "joules optimise replay output": Recipe("new.txt", joules("optimise replay --state {there}/s.sqlite -o {out}")),
     "joules layers output": Recipe("new.csv", joules("layers {there}/layers.h5 --format csv -o {out}")),
     "joules layers plot": Recipe("new.png", joules("layers {there}/layers.h5 --plot {out}"), heavy=True),
     "joules operations output": Recipe("new.csv", joules("operations caffenet --format csv -o {out}"), heavy=True),

@@ -31,18 +31,11 @@ def test_simulate_gives_the_reference_as_json(capsys):
 
 
 def test_the_table_fits_a_terminal(capsys):
-    for command in (["simulate", "--policy", "fixed", "--seed", 1, "--seed", 2], ["suggest"]):
+    for command in (["simulate", "--policy", "ours", "--seed", 1, "--seed", 2], ["suggest"]):
         code, out, _ = joules(capsys, "optimise", *command, *V100)
         assert code == 0
         assert max(len(line.rstrip()) for line in out.splitlines()) <= 80
         assert "movielens-1m" in out
-
-
-def test_fixed_costs_what_the_default_settings_cost(capsys):
-    options = ("--policy", "fixed", "--job", "sentiment140", "--format", "json")
-    (row,) = json.loads(joules(capsys, "optimise", "simulate", *V100, *options)[1])
-    assert row["cost_j"] == pytest.approx(row["default_cost_j"])
-    assert row["regret"] == pytest.approx((row["cost_j"] / row["oracle_cost_j"] - 1) * row["recurrences"])
 
 
 def test_suggest_says_savings_front_and_what_slower_brings(capsys, tmp_path):
@@ -100,7 +93,7 @@ def test_the_front_is_drawn_with_its_intervals_and_zoomed():
     }
 
 
-@pytest.mark.parametrize("command", ["simulate", "suggest", "run", "replay"])
+@pytest.mark.parametrize("command", ["simulate", "suggest", "run"])
 def test_help_has_no_line_that_the_terminal_breaks(capsys, monkeypatch, command):
     monkeypatch.setenv("COLUMNS", "80")
     folded = joules(capsys, "optimise", command, "--help")[1].partition("╭")[0]
@@ -163,7 +156,7 @@ def test_a_training_that_crashed_is_no_saving(capsys, tmp_path, name, cell, mess
         ((*V100, "--policy", "zues"), "did you mean 'zeus'"),
         ((*V100, "--eta", "2"), "must lie between 0 and 1"),
         ((*V100, "--job", "squat"), "did you mean 'squad'"),
-        ((*V100, "--concurrency", "0"), "must be 1 or more"),
+        ((*V100, "--recurrences", "0"), "must be 1 or more"),
         (("--traces", TRACES, "--gpu", "h200"), "there are: p100, v100"),
         (("--traces", TRACES / "nothing.csv"), "nothing.csv"),
         (("--traces", TRACES / "summary_train.csv"), "there are no columns job"),

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 from common import powerd
+from replaying import ended, replayed
 
 from analytics.support.command import joules, refused
 from powerd_analytics.optimise import recurrences
 from powerd_analytics.optimise.policy import Job, Observation, Outcome, Target, TrainingSettings, carry_out, find_policy
-from powerd_analytics.optimise.recurrences import Recurrences, open_recurrences
+from powerd_analytics.optimise.recurrences import Recurrences
 from powerd_analytics.optimise.traces import TraceEnvironment, read_zeus
 from powerd_analytics.optimise.watched_training import outcome_of
 from powerd_core.errors import ConfigError
@@ -51,7 +52,7 @@ def test_a_log_on_disk_decides_as_the_policy_in_memory(tmp_path):
         outcome = carry_out(Watched.restore(policy.state()), there, trial)
         known.end(trial, outcome, seen)
         policy.end(wanted, carry_out(policy, here, wanted))
-    found = [(trial.number, outcome.is_reached) for trial, outcome in known.ended()]
+    found = [(trial.number, outcome.is_reached) for trial, outcome in ended(known.path, known.job.name)]
     assert found == [(number, True) for number in range(12)]
 
 
@@ -73,7 +74,7 @@ def test_a_process_that_vanished_is_lost_and_teaches_nothing(known):
     assert other.exitcode == 0
     trial = known.begin(known.new_recurrence())
     assert trial.number == 1
-    assert [outcome.ending for _, outcome in known.ended()] == ["lost"]
+    assert [outcome.ending for _, outcome in ended(known.path, known.job.name)] == ["lost"]
     with closing(sqlite3.connect(known.path)) as rows:
         state = json.loads(rows.execute("SELECT state FROM policies").fetchone()[0])
     assert state["memory"]["past"] == []
@@ -110,7 +111,7 @@ def test_a_damaged_state_is_one_line(known, state):
     known.begin(known.new_recurrence())
     with closing(sqlite3.connect(known.path)) as rows, rows:
         rows.execute("UPDATE policies SET state = ?", (state,))
-    for ask in (lambda: open_recurrences(known.path, "small"), known.replay, lambda: known.begin(1)):
+    for ask in (lambda: known.begin(1),):
         with pytest.raises(ConfigError, match=r"state.*(damaged: [^\n]{3,300}|cannot go on with it)$"):
             ask()
 
@@ -164,7 +165,7 @@ def test_a_hopeless_training_is_stopped_and_the_policy_learns_from_it(capsys, tm
     assert "stopped, as it is not worth its cost, in " in err
     job = Job("job", (8, 16, 32), (), TrainingSettings(16), Target(0.9), 400, 1.0, 1.0)
     known = Recurrences(tmp_path / "state.sqlite", job, "ours")
-    (_, first), (trial, stopped), *_, (_, last) = known.ended()
+    (_, first), (trial, stopped), *_, (_, last) = ended(known.path, known.job.name)
     assert (first.ending, stopped.ending, last.ending) == ("reached", "stopped", "reached")
     assert first.epochs == 4
     assert first.energy_j > 0
@@ -177,16 +178,13 @@ def test_a_hopeless_training_is_stopped_and_the_policy_learns_from_it(capsys, tm
     past = {p["batch_size"]: p["is_reached"] for p in state["memory"]["past"]}
     assert past[trial.settings.batch_size] is False
     # The log, replayed, gives the same decisions; told another thing, it does not.
-    steps = known.replay()
+    steps = replayed(known.path, "job")
     assert all(step.is_same for step in steps)
     assert {name for step in steps if step.what == "observe" for name in step.answer} == {"Go", "Stop"}
-    rows = json.loads(joules(capsys, "optimise", "replay", "--state", known.path, "--format", "json")[1])
-    assert [row["ending"] for row in rows] == [outcome.ending for _, outcome in known.ended()]
-    assert all(row["same"] == row["decisions"] > 0 for row in rows)
     with closing(sqlite3.connect(known.path)) as log, log:
         log.execute("UPDATE steps SET told = replace(told, '0.9', '0.2') WHERE what = 'observe' AND number = 0")
         log.execute("UPDATE steps SET told = replace(told, 'reached', 'failed') WHERE what = 'end' AND number = 0")
-    assert joules(capsys, "optimise", "replay", "--state", known.path)[0] == 1
+    assert not all(step.is_same for step in replayed(known.path, "job"))
 
 
 def test_a_training_is_ended_at_its_last_epoch(capsys, tmp_path, monkeypatch):
@@ -220,7 +218,7 @@ def test_a_log_replays_also_where_recurrences_overlap(tmp_path, concurrency):
         begun = [known.begin(known.new_recurrence()) for _ in range(concurrency)]
         for trial in begun:
             known.end(trial, carry_out(Asked, environment, trial))
-    steps = known.replay()
+    steps = replayed(known.path, TRACE.job.name)
     assert {step.what for step in steps} == {"begin", "observe", "end"}
     assert [step for step in steps if not step.is_same] == []
 

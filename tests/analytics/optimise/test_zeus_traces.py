@@ -6,11 +6,11 @@ from pathlib import Path
 from statistics import fmean
 
 import pytest
+from zeus_classes import ZeusOptimisersPolicy, as_zeus
 
 from powerd_analytics.optimise.policy import find_policy
 from powerd_analytics.optimise.simulate import LAST, oracle, potential_savings, simulate, usual_recurrences
 from powerd_analytics.optimise.traces import read_zeus
-from powerd_analytics.optimise.zeus_classes import ZeusOptimisersPolicy, as_zeus
 from powerd_core.errors import AnalysisError, ConfigError
 
 TRACES = Path(__file__).parents[2] / "data/zeus/traces"
