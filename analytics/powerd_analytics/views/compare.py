@@ -201,7 +201,7 @@ def read_samples(
     frames = []
     for i, path in enumerate(paths):
         own, frame = run_samples(path, device, progress=part_of(progress, i, len(paths), path.name))
-        check_run(path, frame)
+        check_run(path, rows_of(frame))
         samples += own
         frames.append(frame)
     every = together(frames)
