@@ -739,8 +739,7 @@ def run_records(
 ) -> list[dict[str, Any]]:
     """The rows of a run file's frame, from the user's cache where they are known; then the file is not opened. With
     ``is_anew`` they are worked out in any case. Raises as `run_frame`."""
-    key = key_of_file(path, calibration)
-    records = None if is_anew or device is not None else recall(key, _kept_as(path), ())
+    records = None if is_anew or device is not None else known_records(path, calibration)
     if records is None:
         run = read_run(path, progress=lambda share, text: progress(0.1 * share, text))
         if calibration is not None:
@@ -750,6 +749,12 @@ def run_records(
         if device is None:
             keep(key_of_run(run), _kept_as(path), records)
     return [record | {"path": str(path)} for record in records]
+
+
+def known_records(path: Path, calibration: Path | None = None) -> list[dict[str, Any]] | None:
+    """The kept rows of a run file's frame; None where nobody has worked them out."""
+    records: list[dict[str, Any]] | None = recall(key_of_file(path, calibration), _kept_as(path), ())
+    return None if records is None else [record | {"path": str(path)} for record in records]
 
 
 def _kept_as(path: Path) -> str:
