@@ -359,7 +359,7 @@ def uncertainty(
     shared.refuse_existing(output, overwrite)
     with LateProgress() as progress:
         opened = shared.open_run(run, None, progress, is_checked=True)
-        rows = uncertainty_table.budget_rows(opened, device, phase, progress=progress)
+        rows = uncertainty_table.kept_budget(opened, device, phase, progress=progress)
         beside = notes_of_run(opened, device)
     if not any(row.table == "phase" for row in rows):
         what = (

@@ -747,7 +747,7 @@ def run_records(
         later: Progress = lambda share, text: progress(0.1 + 0.9 * share, text)  # noqa: E731
         records = records_of(run, kept_table(run, device, is_anew=is_anew, progress=later))
         if device is None:
-            keep(key_of_run(run), _kept_as(path), records)
+            keep_records(run, records)
     return [record | {"path": str(path)} for record in records]
 
 
@@ -755,6 +755,11 @@ def known_records(path: Path, calibration: Path | None = None) -> list[dict[str,
     """The kept rows of a run file's frame; None where nobody has worked them out."""
     records: list[dict[str, Any]] | None = recall(key_of_file(path, calibration), _kept_as(path), ())
     return None if records is None else [record | {"path": str(path)} for record in records]
+
+
+def keep_records(run: Run, records: Sequence[Mapping[str, Any]]) -> None:
+    """Keep the rows of the frame of a run as it was read, of all its devices."""
+    keep(key_of_run(run), _kept_as(run.path), records)
 
 
 def _kept_as(path: Path) -> str:

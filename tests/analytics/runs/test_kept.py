@@ -1,6 +1,7 @@
 """Figures of a run that are kept in the user's cache: found again, and never trusted where they cannot be."""
 
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -56,9 +57,22 @@ COMMANDS = {
     "info": ("info", "run.h5", "--format", "json"),
     "compare": ("compare", "run.h5", "more.h5"),
     "uncertainty": ("uncertainty", "run.h5"),
+    "uncertainty of a phase": ("uncertainty", "run.h5", "--phase", "forward", "--format", "json"),
+    "report": ("report", "run.h5", "-o", "page.html", "--overwrite"),
+    "plot": ("plot", "run.h5", "-o", "picture.png", "--overwrite"),
+    "index": ("index", ".", "-o", "of.parquet"),
     "verify": ("verify", "run.h5"),
     "top": ("top", "--run", "run.h5"),
 }
+
+
+def made(folder):
+    return [path for path in folder.iterdir() if path.suffix in (".html", ".png", ".parquet")]
+
+
+def without_time(page):
+    """A page says when it was made; a picture, too."""
+    return re.sub(rb"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d)?(\.\d+)?", b"", page)
 
 
 @pytest.mark.slow
@@ -67,7 +81,11 @@ def test_a_command_prints_the_same_whether_its_figures_were_kept(name, run, tmp_
     one_run(tmp_path / "more.h5", 1.1, (64,), 6)
     cold = joules(capsys, *COMMANDS[name])
     assert cold[0] == 0, cold
+    written = {path: without_time(path.read_bytes()) for path in made(tmp_path)}
+    for path in written:
+        path.unlink()
     assert joules(capsys, *COMMANDS[name]) == cold
+    assert {path: without_time(path.read_bytes()) for path in made(tmp_path)} == written
 
 
 @pytest.mark.slow
