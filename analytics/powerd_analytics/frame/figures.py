@@ -612,13 +612,23 @@ def _by_rule(values: pd.Series, grouped: Any, rule: Rule) -> pd.Series:
     if rule == "none":
         return pd.Series([None] * grouped.ngroups, dtype=object).astype(values.dtype)
     if rule == "all":
-        return grouped.agg(lambda texts: joined(*texts.dropna()) or None)
+        return _texts_of(grouped)
     if rule == "any":
         return grouped.any()
     if rule in ("sum", "mean of all"):  # of what is not all known, neither: it would pass for the whole
         whole = grouped.sum(min_count=1) if rule == "sum" else grouped.mean()
         return whole.where(grouped.count() == grouped.size())
     return {"mean": grouped.mean, "least": grouped.min, "greatest": grouped.max}[rule]()
+
+
+def _texts_of(grouped: Any) -> pd.Series:
+    """All texts of each group, each once. Where pandas calls a function for each group, it takes ten times as long."""
+    texts: list[list[object]] = [[] for _ in range(grouped.ngroups)]
+    numbers = grouped.ngroup().tolist()
+    for group, text in zip(numbers, grouped.obj.to_numpy(object, na_value=None), strict=True):
+        if not _is_missing(text):
+            texts[group].append(text)
+    return pd.Series([joined(*own) or None for own in texts], dtype=object)
 
 
 # -- on what phases ran ----------------------------------------------------------------------------

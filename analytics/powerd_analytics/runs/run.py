@@ -37,6 +37,7 @@ from powerd_analytics.runs.phases import (
     OPERATIONS,
     PhaseClass,
     Phases,
+    distinct,
     dropped_attributes,
     parted,
     pieces,
@@ -340,7 +341,7 @@ def _clock(group: h5py.Group) -> RunClock:
         drift_ppm=drift_ppm,
         t_ns=t_host[order],
         half_width_ns=half[order],
-        steps=max(0, len(np.unique(group["map_piece"][:])) - 1),
+        steps=max(0, len(distinct(group["map_piece"][:])) - 1),
     )
 
 
