@@ -37,6 +37,10 @@ sys.dont_write_bytecode = False
 for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
     os.environ.setdefault(name, "1")
 
+# What one test kept of a run would be another's answer: a test that wants a cache names a folder. Pictures keep theirs.
+os.environ.setdefault("MPLCONFIGDIR", os.path.expanduser("~/.cache/matplotlib"))
+os.environ["XDG_CACHE_HOME"] = "/dev/null/none"
+
 # The result of a recording takes a process of its own: only the tests that are about it want one.
 os.environ["POWERD_QUIET"] = "1"
 

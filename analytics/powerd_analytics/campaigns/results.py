@@ -33,7 +33,7 @@ def result_of(file: Path, design: Design, asked: Levels) -> Result:
     """What a run took: all groups of its phases, on the devices that count. Its phases are held against the levels that
     were ``asked``. Raises `RunFileError`, and `AnalysisError` for a run without joules."""
     from powerd_analytics.frame.figures import frame_of
-    from powerd_analytics.run_tables.table import phase_table
+    from powerd_analytics.run_tables.table import kept_table
     from powerd_analytics.runs.ranks import note_of, other_programs
     from powerd_analytics.runs.run import read_run
     from powerd_analytics.views.breakdown import is_part
@@ -41,7 +41,7 @@ def result_of(file: Path, design: Design, asked: Levels) -> Result:
     run = read_run(file)
     if not run.is_complete:
         raise AnalysisError(f"{file} was cut off")
-    table = phase_table(run)
+    table = kept_table(run)
     frame, trained = frame_of(run, table), trained_of(run)
     rows = _rows_that_count(rows_of(frame), design.device, file)
     devices = list(dict.fromkeys(str(row["device"]) for row in rows))

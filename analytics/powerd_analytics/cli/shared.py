@@ -294,7 +294,7 @@ def table_of(
 
     Raises `AnalysisError` for a run that no table can be made of.
     """
-    from powerd_analytics.run_tables.table import check_table, phase_table
+    from powerd_analytics.run_tables.table import check_table, kept_table, phase_table
     from powerd_analytics.runs.phases import crowded_classes
     from powerd_client.energies.phase import WATCH
 
@@ -302,7 +302,10 @@ def table_of(
     warn([f"{path}: {text}" for text in (*run.dropped, *crowded_classes(run.phases.classes))])
     texts = dict.fromkeys(str(message.get("text")) for message in run.messages)
     warn([f"{path}: {text.removeprefix(WATCH)}" for text in texts if text.startswith(WATCH)])
-    table = phase_table(run, device, above_idle=above_idle, progress=progress)
+    if above_idle:
+        table = phase_table(run, device, above_idle=True, progress=progress)
+    else:
+        table = kept_table(run, device, progress=progress)
     check_table(path, table)
     p = run.phases
     is_forward_counted = "forward" in {kind.name for kind in p.classes} and not p.is_unstepped

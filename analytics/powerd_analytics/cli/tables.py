@@ -359,7 +359,7 @@ def uncertainty(
     shared.refuse_existing(output, overwrite)
     with LateProgress() as progress:
         opened = shared.open_run(run, None, progress, is_checked=True)
-        rows = uncertainty_table.budget_rows(opened, device, phase, progress=progress)
+        rows = uncertainty_table.kept_budget(opened, device, phase, progress=progress)
         beside = notes_of_run(opened, device)
     if not any(row.table == "phase" for row in rows):
         what = (
@@ -531,7 +531,7 @@ def layers(
     from powerd_analytics.operations.torch_model import count_named
     from powerd_analytics.output.export import to_json_text
     from powerd_analytics.run_tables.layers import described_layers, layer_energies, layer_table
-    from powerd_analytics.run_tables.table import phase_table
+    from powerd_analytics.run_tables.table import kept_table
     from powerd_analytics.runs.ranks import notes_of_run
     from powerd_analytics.runs.run import read_run
 
@@ -549,7 +549,7 @@ def layers(
     with LateProgress() as progress:
         opened = read_run(run, progress=progress.part(0.0, 0.3))
         with shared.naming(run):
-            of_run = phase_table(opened, device, progress=progress.part(0.3, 0.9))
+            of_run = kept_table(opened, device, progress=progress.part(0.3, 0.9))
             known = described_layers(opened.events)
             rows = layer_energies(of_run, count_of, batch_size=batch, model=model, described=known)
         if plot is not None:

@@ -18,7 +18,7 @@ import shlex
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import dropwhile, pairwise
-from math import isclose, isfinite, isnan, sqrt
+from math import isclose, isfinite, isnan, nan, sqrt
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -44,13 +44,14 @@ from powerd_analytics.run_tables.table import (
     group_key,
     groups_of,
     iterations_of,
+    kept_table,
     labels_of,
-    phase_table,
     quoted,
     stretches_of,
 )
 from powerd_analytics.runs.accuracy import BEST, Series, series_of
 from powerd_analytics.runs.in_force import ENFORCED_CAP, Enforced
+from powerd_analytics.runs.kept import keep, key_of_file, key_of_run, recall
 from powerd_analytics.runs.phases import EXECUTED, LAYER, OPERATIONS, PhaseClass, kept, number
 from powerd_analytics.runs.ranks import Ranks, device_identity, note_of, notes_of_runs, other_programs, ranks_of
 from powerd_analytics.runs.run import Progress, Run, no_progress, pick, read_run, recalibrate
@@ -552,17 +553,18 @@ def worked_out(frame: Frame) -> Frame:
     return frame
 
 
-def with_eds(frame: Frame) -> Frame:
+def with_eds(frame: Frame, *, of_runs: bool = False) -> Frame:
     """The frame with the energy-delay sum (k = 2) of a sample, against the first total of the same model on the same
-    device; nothing without a sample."""
+    device, or ``of_runs`` in the same run; nothing without a sample."""
     frame, first = frame.copy(), dict[tuple[Any, ...], tuple[float, float]]()
     values: list[float | None] = []
-    for r in rows_of(frame[["kind", "model", "device", "provenance", "j_per_sample", "s_per_sample"]]):
+    for r in rows_of(frame[["kind", "model", "device", "provenance", "path", "j_per_sample", "s_per_sample"]]):
         each = number_of(r, "j_per_sample"), number_of(r, "s_per_sample")
         if r["kind"] != "total" or not each[0] or not each[1] or each[0] < 0:
             values.append(None)
             continue
-        reference = first.setdefault((r["model"], r["device"], r["provenance"]), (each[0], each[1]))
+        of_one = r["model"], r["device"], r["provenance"], r["path"] if of_runs else None
+        reference = first.setdefault(of_one, (each[0], each[1]))
         values.append(eds(each[0], each[1], *reference))
     frame["eds"] = pd.Series(values, frame.index, "float64")
     return frame
@@ -610,13 +612,23 @@ def _by_rule(values: pd.Series, grouped: Any, rule: Rule) -> pd.Series:
     if rule == "none":
         return pd.Series([None] * grouped.ngroups, dtype=object).astype(values.dtype)
     if rule == "all":
-        return grouped.agg(lambda texts: joined(*texts.dropna()) or None)
+        return _texts_of(grouped)
     if rule == "any":
         return grouped.any()
     if rule in ("sum", "mean of all"):  # of what is not all known, neither: it would pass for the whole
         whole = grouped.sum(min_count=1) if rule == "sum" else grouped.mean()
         return whole.where(grouped.count() == grouped.size())
     return {"mean": grouped.mean, "least": grouped.min, "greatest": grouped.max}[rule]()
+
+
+def _texts_of(grouped: Any) -> pd.Series:
+    """All texts of each group, each once. Where pandas calls a function for each group, it takes ten times as long."""
+    texts: list[list[object]] = [[] for _ in range(grouped.ngroups)]
+    numbers = grouped.ngroup().tolist()
+    for group, text in zip(numbers, grouped.obj.to_numpy(object, na_value=None), strict=True):
+        if not _is_missing(text):
+            texts[group].append(text)
+    return pd.Series([joined(*own) or None for own in texts], dtype=object)
 
 
 # -- on what phases ran ----------------------------------------------------------------------------
@@ -719,16 +731,60 @@ def run_frame(
     A run without phases has only rows of kind ``run``, one without lines none. Raises `RunFileError` for a file that
     cannot be read, `AnalysisError` for an unknown device.
     """
-    run = read_run(path, progress=lambda share, text: progress(0.1 * share, text))
-    if calibration is not None:
-        run, _ = recalibrate(run, calibration)
-    table = phase_table(run, device, progress=lambda share, text: progress(0.1 + 0.9 * share, text))
-    return frame_of(run, table)
+    return frame_of_records(run_records(Path(path), device, calibration, progress=progress))
+
+
+def frame_of_records(records: Iterable[Mapping[str, Any]]) -> Frame:
+    """The frame of one run or many by `run_records`, with what follows from them; `with_eds` of each run by itself."""
+    return with_eds(worked_out(frame_from(records)), of_runs=True)
+
+
+def run_records(
+    path: Path,
+    device: str | None = None,
+    calibration: Path | None = None,
+    *,
+    is_anew: bool = False,
+    progress: Progress = no_progress,
+) -> list[dict[str, Any]]:
+    """The rows of a run file's frame, from the user's cache where they are known; then the file is not opened. With
+    ``is_anew`` they are worked out in any case. Raises as `run_frame`."""
+    records = None if is_anew or device is not None else known_records(path, calibration)
+    if records is None:
+        run = read_run(path, progress=lambda share, text: progress(0.1 * share, text))
+        if calibration is not None:
+            run, _ = recalibrate(run, calibration)
+        later: Progress = lambda share, text: progress(0.1 + 0.9 * share, text)  # noqa: E731
+        records = records_of(run, kept_table(run, device, is_anew=is_anew, progress=later))
+        if device is None:
+            keep_records(run, records)
+    return [record | {"path": str(path)} for record in records]
+
+
+def known_records(path: Path, calibration: Path | None = None) -> list[dict[str, Any]] | None:
+    """The kept rows of a run file's frame; None where nobody has worked them out."""
+    records: list[dict[str, Any]] | None = recall(key_of_file(path, calibration), _kept_as(path), ())
+    return None if records is None else [record | {"path": str(path)} for record in records]
+
+
+def keep_records(run: Run, records: Sequence[Mapping[str, Any]]) -> None:
+    """Keep the rows of the frame of a run as it was read, of all its devices."""
+    keep(key_of_run(run), _kept_as(run.path), records)
+
+
+def _kept_as(path: Path) -> str:
+    """Its rows name the run, and tell its program by that."""
+    return f"rows {path.name}"
 
 
 def frame_of(run: Run, table: PhaseTable) -> Frame:
-    """The frame of a run whose table is at hand: a row for each of its phases, totals and runs in that order, and
-    behind them, for a part of a training over several machines, the seconds of each rank."""
+    """The frame of a run whose table is at hand."""
+    return frame_of_records(records_of(run, table))
+
+
+def records_of(run: Run, table: PhaseTable) -> list[dict[str, Any]]:
+    """The rows of a run's frame: one for each of its phases, totals and runs in that order, and behind them, for a part
+    of a training over several machines, the seconds of each rank. What follows from others is left out."""
     groups, settings, ranks, results = groups_of(run), settings_of(run), ranks_of(run), series_of(run)
     # The recording has the attributes that all its groups have in common.
     every = [g.attributes for g in groups.values()]
@@ -784,8 +840,7 @@ def frame_of(run: Run, table: PhaseTable) -> Frame:
             record |= {k: v for k, v in above_idle(row, table.idle).items() if k != "idle_note"}
         _check_finite(run, record)
         records.append(record)
-    records += [common | r for r in _seconds_of_ranks(run, ranks)] if _is_part(ranks) else []
-    return with_eds(worked_out(frame_from(records)))
+    return records + ([common | r for r in _seconds_of_ranks(run, ranks)] if _is_part(ranks) else [])
 
 
 def _of_machine(environment: Mapping[str, Any]) -> dict[str, Any]:
@@ -1020,15 +1075,15 @@ def shared_notes(frame: Frame) -> tuple[str, ...]:
 # -- what would make a table wrong -------------------------------------------------------------------------------------
 
 
-def check_run(path: Path, frame: Frame) -> None:
+def check_run(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
     """Raises `AnalysisError` for a run that no table can be made of, saying why."""
-    phases, totals, runs = (of_kind(frame, kind) for kind in ("phase", "total", "run"))
+    phases, totals, runs = ([r for r in records if r["kind"] == kind] for kind in ("phase", "total", "run"))
     check_rows(
         path,
-        list(zip(phases["phase"], floats(phases, "s_per_batch"), strict=True)),
-        list(zip(floats(totals, "time_s"), floats(totals, "missing_s"), strict=True)),
-        list(is_known(runs, "energy_j")),
-        [str(note) for note in runs["note"]],
+        [(r["phase"], r["s_per_batch"]) for r in phases],
+        [(nan if r["time_s"] is None else r["time_s"], r["missing_s"] or 0.0) for r in totals],
+        [r["energy_j"] is not None for r in runs],
+        [str(r["note"]) for r in runs],
     )
 
 

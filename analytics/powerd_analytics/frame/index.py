@@ -21,6 +21,7 @@ from concurrent.futures import CancelledError, Executor, Future, ProcessPoolExec
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -40,9 +41,11 @@ from powerd_analytics.frame.figures import (
     Frame,
     attributes_in,
     column,
-    frame_from,
+    frame_of_records,
+    known_records,
     rows_of,
     run_frame,
+    run_records,
     together,
     typed,
 )
@@ -498,14 +501,22 @@ def index_runs(
     read = 0
     for i in range(0, len(todo), BLOCK):
         names = todo[i : i + BLOCK]
-        results: list[Reduced[Frame]] = reduce_runs(
-            [folder / name for name in names], jobs=jobs, scheduler=scheduler, progress=progress
+        work = partial(run_records, is_anew=again)
+        known = {name: rows for name in names if not again and (rows := known_records(folder / name)) is not None}
+        others = [name for name in names if name not in known]
+        results: list[Reduced[list[dict[str, Any]]]] = reduce_runs(
+            [folder / name for name in others], function=work, jobs=jobs, scheduler=scheduler, progress=progress
         )
         failed += [r.error for r in results if r.error is not None]
-        read += sum(r.error is None for r in results)
-        of_names = list(zip(names, results, strict=True))
-        files |= {name: _row_of_file(name, states[name], result) for name, result in of_names}
-        frames.append(together([frame_from([]), *(r.value.assign(path=n) for n, r in of_names if r.value is not None)]))
+        read += len(known) + sum(r.error is None for r in results)
+        of_names = dict(zip(others, results, strict=True))
+        records = {name: rows for name in names if (rows := known.get(name) or of_names[name].value) is not None}
+        frame = frame_of_records(row | {"path": name} for name, rows in records.items() for row in rows)
+        first = {str(r["path"]): r for r in reversed(rows_of(frame[[n for n in FILE_COLUMNS if n in frame]]))}
+        for name in names:
+            error = of_names[name].error if name in of_names else None
+            files[name] = _row_of_file(name, states[name], first.get(name), len(records.get(name, ())), error)
+        frames.append(frame)
     if is_due and (unchanged or read):
         progress(1.0, f"writing {out}")
         root = os.path.relpath(folder.resolve(), out.absolute().parent.resolve())
@@ -546,12 +557,12 @@ def _states_of(folder: Path, paths: Sequence[Path], failed: list[str]) -> dict[s
     return states
 
 
-def _row_of_file(name: str, state: tuple[int, int], result: Reduced[Frame]) -> Record:
-    frame = result.value if result.value is not None else frame_from([])
-    first = next(iter(rows_of(frame.iloc[:1])), {"run": Path(name).stem})
-    row: Record = {key: first.get(key) for key in FILE_COLUMNS}
+def _row_of_file(name: str, state: tuple[int, int], first: Record | None, count: int, error: str | None) -> Record:
+    """The row that stands for a run file, by the first of ``count`` rows of its frame."""
+    about = first or {"run": Path(name).stem}
+    row: Record = {key: about.get(key) for key in FILE_COLUMNS}
     row |= {"kind": FILE, "path": name, "file_bytes": state[0], "file_mtime_ns": state[1]}
-    return row | {"records": len(frame), "error": result.error}
+    return row | {"records": count, "error": error}
 
 
 def _write(out: Path, files: Sequence[Record], frame: Frame, root: str) -> None:

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from math import exp, hypot, inf, sqrt
 
 import numpy as np
-from scipy.special import stdtrit
 
 from powerd_analytics.energy.uncertainty import beyond_rounding, student
 from powerd_analytics.frame.figure import Figure
@@ -37,6 +36,8 @@ def mean_of_repeats(figures: Sequence[Figure], *, looked: bool = False) -> Figur
     if u == 0:
         u, freedom = hypot(*(f.u_statistical or 0.0 for f in figures)) / n, inf
     elif looked:
+        from scipy.special import stdtrit  # takes longer to import than a table of runs to make
+
         u *= float(stdtrit(freedom, QUANTILE_AFTER_LOOKS) / student(freedom))
     return Figure(
         mean,

@@ -6,7 +6,7 @@ are one (`powerd_analytics.frame.machines`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
@@ -27,8 +27,9 @@ from powerd_analytics.frame.figures import (
     check_runs,
     floats,
     frame_from,
+    frame_of_records,
     rows_of,
-    run_frame,
+    run_records,
     together,
     with_eds,
     worked_out,
@@ -64,23 +65,22 @@ def read_runs(
     Runs that are parts of one training over several machines are one (`merge_machines`); with ``is_one_job`` all are.
     """
     files = run_files(paths)
-    indexed: dict[str, Frame] = {}
+    indexed: dict[str, list[Record]] = {}
     for path in paths if calibration is None and target is None else ():
         if is_index(path):
-            of_index = index_frame(path, device, progress=progress)
-            indexed |= {str(name): own.reset_index(drop=True) for name, own in of_index.groupby("path", sort=False)}
-    frames = []
+            for record in rows_of(index_frame(path, device, progress=progress)):
+                indexed.setdefault(str(record["path"]), []).append(record)
+    records: list[Mapping[str, Any]] = []
     for i, path in enumerate(files):
-        frame = indexed.get(str(path))
-        if frame is None:
-            of_file = part_of(progress, i, len(files), path.name)
-            if target is not None:
-                frame = target_frame(path, target, device, calibration, progress=of_file)
-            else:
-                frame = run_frame(path, device, calibration, progress=of_file)
-        check_run(path, frame)
-        frames.append(frame)
-    every = together(frames)
+        of_file = part_of(progress, i, len(files), path.name)
+        rows: Sequence[Mapping[str, Any]] | None = indexed.get(str(path))
+        if target is not None:
+            rows = rows_of(target_frame(path, target, device, calibration, progress=of_file))
+        elif rows is None:
+            rows = run_records(path, device, calibration, progress=of_file)
+        check_run(path, rows)
+        records += rows
+    every = frame_of_records(records)
     check_runs(every)
     if target is not None:
         check_reached(every, target)

@@ -27,7 +27,7 @@ from powerd_analytics.plots.style import (
     panels,
     styled,
 )
-from powerd_analytics.run_tables.table import check_table, group_text, table_of
+from powerd_analytics.run_tables.table import PhaseTable, Row, check_table, group_text, kept_table
 from powerd_analytics.runs.clock_report import ClockTrace
 from powerd_analytics.runs.phases import LAYER, Phases
 from powerd_analytics.runs.run import Progress, Run, RunDevice, no_progress
@@ -66,6 +66,20 @@ _ITERATIONS = 3
 _BOX = {"boxstyle": "round,pad=0.2", "fc": "white", "ec": "none", "alpha": 0.8}
 
 
+def _in_order(table: PhaseTable) -> PhaseTable:
+    """What was measured first."""
+
+    def place(row: Row) -> int:
+        return KINDS.index(row.provenance)
+
+    phases, totals, runs = (
+        sorted(table.phases, key=place),
+        sorted(table.totals, key=place),
+        sorted(table.runs, key=place),
+    )
+    return PhaseTable(tuple(phases), tuple(totals), tuple(runs))
+
+
 @styled
 def draw_run(
     run: Run, device: str | None = None, *, with_bars: bool = True, progress: Progress = no_progress
@@ -83,9 +97,10 @@ def draw_run(
     parts = sorted(loaded, key=lambda part: KINDS.index(part.provenance))
     bars: list[list[Breakdown]] = []
     if with_bars and len(run.phases):
-        table = table_of(run, parts, progress=lambda share, text: progress(0.5 + 0.3 * share, text))
+        table = kept_table(run, device, loaded, progress=lambda share, text: progress(0.5 + 0.3 * share, text))
         check_table(run.path, table)
-        bars = [own[:_MOST_BARS] for own in breakdowns(prepared(frame_of(run, table), Length()))]
+        frame = frame_of(run, _in_order(table))
+        bars = [own[:_MOST_BARS] for own in breakdowns(prepared(frame, Length()))]
     progress(0.8, "drawing")
     compared = {p.device: [load_bounded(run, name) for name in run.compared(p.device)] for p in parts}
     of_phases, zoom = phase_colours(run), zoom_window(run)

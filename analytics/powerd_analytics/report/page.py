@@ -29,8 +29,8 @@ from powerd_analytics.output.text import MADE_BY, digits, seconds, with_u95
 from powerd_analytics.report import sheets
 from powerd_analytics.report.highlights import MOST_SENTENCES, findings, tiles
 from powerd_analytics.report.sheets import shown_sheet
-from powerd_analytics.run_tables.table import PhaseTable, check_table, group_line, table_of
-from powerd_analytics.run_tables.uncertainty_table import BudgetRow, budget_of, budget_tables
+from powerd_analytics.run_tables.table import PhaseTable, check_table, group_line, kept_table
+from powerd_analytics.run_tables.uncertainty_table import BudgetRow, budget_tables, kept_budget
 from powerd_analytics.runs.phases import merged
 from powerd_analytics.runs.run import Progress, Run, no_progress, read_run, recalibrate
 from powerd_analytics.runs.signals import (
@@ -110,9 +110,9 @@ def _read(path: Path, options: ReportOptions, most_points: int, columns: Columns
     if options.calibration is not None:
         run, _ = recalibrate(run, options.calibration)
     loaded = load_parts(run, options.device, lambda s, text: progress(0.1 + 0.2 * s, text))
-    table = table_of(run, loaded, progress=lambda s, text: progress(0.3 + 0.2 * s, text))
+    table = kept_table(run, options.device, loaded, progress=lambda s, text: progress(0.3 + 0.2 * s, text))
     check_table(path, table)
-    budget = budget_of(run, loaded, table, progress=lambda s, text: progress(0.5 + 0.2 * s, text))
+    budget = kept_budget(run, options.device, None, loaded, progress=lambda s, text: progress(0.5 + 0.2 * s, text))
     # Lines to compare with stand at a device's first part only.
     compared = {p.device: [load_bounded(run, name) for name in run.compared(p.device)] for p in loaded}
     lines = [(run, s, "feeds it") for p in loaded for s in p.signals]

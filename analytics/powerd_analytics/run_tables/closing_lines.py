@@ -6,13 +6,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
-from hashlib import sha256
+from collections.abc import Mapping
+from dataclasses import replace
 from operator import itemgetter
 from pathlib import Path
 from shlex import quote
@@ -23,12 +19,12 @@ import numpy as np
 from powerd_analytics.output.text import seconds
 from powerd_analytics.run_tables.table import (
     ITERATION,
-    LineOfRun,
     PhaseRow,
     PhaseTable,
     RunRow,
     TotalRow,
     group_key,
+    kept_table,
     parts_among,
     phase_table,
 )
@@ -38,16 +34,12 @@ from powerd_analytics.runs.run import Progress, Run, no_progress, read_run
 from powerd_client.energies.live_energy import Energy, said_provenance
 from powerd_client.energies.phase import WHOLE
 from powerd_client.host.log import shown_path
-from powerd_client.host.ownership import delete, whole_text
 from powerd_core.model import Provenance
 from powerd_core.text import printable, significant, with_u95
 
 WIDTH = 80
 """Columns up to which further devices share the first line."""
 _ORDER = [Provenance.MEASURED.value, Provenance.SIMULATED.value, Provenance.MODELLED.value]
-_ESTIMATOR = ("*.py", "energy/*.py", "runs/*.py", "../../client/powerd_client/signals/signal.py")
-"""What the joules of a run are worked out by."""
-_MOST_REMEMBERED = 1000
 _ASKED = "asked"
 """The attribute that sets the phases that somebody asks for apart from all others."""
 
@@ -147,45 +139,9 @@ def _energy(row: PhaseRow, is_late: bool) -> Energy:
 def run_totals(run: Run, *, progress: Progress = no_progress) -> tuple[RunRow, ...]:
     """The rows of the whole run as its table has them: what `joules info`, `verify` and `top` say of its joules.
 
-    They are remembered in the user's cache, by the file and by the estimator, so that the second question is answered
-    at once. Raises `AnalysisError`.
+    Raises `AnalysisError`.
     """
-    rows = _remembered(run)
-    if rows is None:
-        rows = phase_table(run, progress=progress).runs
-        remember(run, rows)
-    return rows
-
-
-def remember(run: Run, rows: Sequence[RunRow]) -> None:
-    """Keep the rows of the whole run for `run_totals`. A cache that cannot be written is none."""
-    with contextlib.suppress(OSError):
-        place = _cache_of(run)
-        place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        for old in sorted(place.parent.glob("*.json"), key=lambda path: path.stat().st_mtime)[:-_MOST_REMEMBERED]:
-            delete(old)
-        whole_text(place, json.dumps([asdict(row) for row in rows]))
-
-
-def _remembered(run: Run) -> tuple[RunRow, ...] | None:
-    try:
-        rows = json.loads(_cache_of(run).read_text(encoding="utf-8"))
-        return tuple(RunRow(**row | {"lines": tuple(LineOfRun(**line) for line in row["lines"])}) for row in rows)
-    except (OSError, ValueError, TypeError, LookupError):
-        return None
-
-
-def _cache_of(run: Run) -> Path:
-    """Its name is of all that the joules depend on: the file, what its lines mean, and the estimator. Raises
-    `OSError`."""
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    status = run.path.stat()
-    file = (str(run.path.resolve()), status.st_ino, status.st_size, status.st_mtime_ns)
-    sources = [path for name in _ESTIMATOR for path in sorted(Path(__file__).parent.glob(name))]
-    estimator = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in sources]
-    lines = [(line.name, line.conversion, line.accuracy) for line in run.lines.values()]
-    key = sha256(repr((file, estimator, lines)).encode()).hexdigest()
-    return Path(home) / "powerd" / "totals" / f"{key[:32]}.json"
+    return kept_table(run, progress=progress).runs
 
 
 def joules_text(row: RunRow) -> str:
@@ -207,8 +163,7 @@ def result_lines(path: Path) -> list[str]:
     What that takes is bounded by the readings that the regression sees, here as in every table.
     """
     run = read_run(path)
-    table = phase_table(run)
-    remember(run, table.runs)
+    table = kept_table(run)
     rows = sorted(table.runs, key=lambda r: (r.energy_j is None, _ORDER.index(r.provenance), -(r.energy_j or 0.0)))
     name = shown_path(run.path)
     if not rows:
@@ -290,7 +245,7 @@ def totals(path: Path, device: str | None = None) -> dict[str, float]:
     Groups are told apart by their attributes: ``.../batch_size=64,model=x/...``. A lower bound says so in its name.
     Raises `RunFileError`, and `AnalysisError` for an unknown device.
     """
-    table = phase_table(read_run(path), device)
+    table = kept_table(read_run(path), device)
     figures: dict[str, float] = {}
 
     def add(row: RunRow | TotalRow | PhaseRow, path: list[str], **values: float | None) -> None:

@@ -62,6 +62,7 @@ from powerd_analytics.energy.uncertainty import (
 from powerd_analytics.output.export import is_number
 from powerd_analytics.output.text import digits, is_number_cell, joined, seconds
 from powerd_analytics.runs.in_force import ENFORCED_CAP, TOLERANCE_W, Enforced, knob_of
+from powerd_analytics.runs.kept import keep, key_of_run, recall
 from powerd_analytics.runs.nesting import EVALUATIONS, FORWARD, PASSES_OF, UPDATE, containers, key_of, parts_of
 from powerd_analytics.runs.phases import (
     EXECUTED,
@@ -589,6 +590,47 @@ def phase_table(
         )
     table = table_of(run, parts, progress=lambda share, text: progress(0.6 + 0.4 * share, text))
     return replace(table, idle=idle)
+
+
+_KEPT = "table"
+_KINDS = (PhaseTable, PhaseRow, TotalRow, RunRow, LineOfRun, Estimate)
+
+
+def known_table(run: Run) -> PhaseTable | None:
+    """The kept table of a run as it was read; None where nobody has worked it out."""
+    table: PhaseTable | None = recall(key_of_run(run), _KEPT, _KINDS)
+    return table
+
+
+def kept_table(
+    run: Run,
+    device: str | None = None,
+    parts: Sequence[Part] | None = None,
+    *,
+    is_anew: bool = False,
+    progress: Progress = no_progress,
+) -> PhaseTable:
+    """The same of a run as it was read, from the user's cache where somebody has worked it out; else it is kept there.
+    With ``is_anew`` it is worked out in any case, from the ``parts`` whose readings are in memory where these are
+    given. Raises as `phase_table`."""
+    if device is not None:
+        run.device(device)
+    key = key_of_run(run)
+    table = None if is_anew else known_table(run)
+    if table is None:
+        if parts is None:
+            table = phase_table(run, device, progress=progress)
+        else:
+            table = table_of(run, parts, progress=progress)
+        if device is None:
+            keep(key, _KEPT, table)
+    if device is None:
+        return table
+    return PhaseTable(
+        tuple(row for row in table.phases if row.device == device),
+        tuple(row for row in table.totals if row.device == device),
+        tuple(row for row in table.runs if row.device == device),
+    )
 
 
 def table_of(whole: Run, parts: Sequence[Part], *, progress: Progress = no_progress) -> PhaseTable:

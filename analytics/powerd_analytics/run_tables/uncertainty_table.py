@@ -28,10 +28,12 @@ from powerd_analytics.run_tables.table import (
     TotalRow,
     common_settings,
     group_line,
+    kept_table,
     labels_of,
     stretches_of,
     table_of,
 )
+from powerd_analytics.runs.kept import keep, key_of_run, recall
 from powerd_analytics.runs.phases import overlapping
 from powerd_analytics.runs.run import Progress, Run, no_progress, pick
 
@@ -87,6 +89,34 @@ def budget_rows(
     parts = load_parts(run, device, lambda share, text: progress(0.5 * share, text))
     table = table_of(run, parts, progress=lambda share, text: progress(0.5 + 0.3 * share, text))
     return budget_of(run, parts, table, phase, progress=lambda share, text: progress(0.8 + 0.2 * share, text))
+
+
+def kept_budget(
+    run: Run,
+    device: str | None = None,
+    phase: str | None = None,
+    parts: Sequence[Part] | None = None,
+    *,
+    progress: Progress = no_progress,
+) -> list[BudgetRow]:
+    """The same of a run as it was read, from the user's cache as `kept_table` is, or kept there."""
+    if device is not None:
+        run.device(device)
+    key = key_of_run(run)
+    rows: list[BudgetRow] | None = recall(key, "budget", (BudgetRow, Share))
+    if rows is None:
+        if parts is None:
+            parts = load_parts(run, device, lambda share, text: progress(0.5 * share, text))
+        table = kept_table(run, device, parts, progress=lambda share, text: progress(0.5 + 0.3 * share, text))
+        rows = budget_of(run, parts, table, progress=lambda share, text: progress(0.8 + 0.2 * share, text))
+        if device is None:
+            keep(key, "budget", rows)
+    rows = [row for row in rows if device in (None, row.device)]
+    if phase is None:
+        return rows
+    rows = [row for row in rows if row.table == "phase"]
+    pick(phase, dict.fromkeys(row.phase for row in rows), "phase")
+    return [row for row in rows if row.phase == phase]
 
 
 def budget_of(

@@ -4,13 +4,15 @@ the same joules."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import zip_longest
+from math import isclose
 from pathlib import Path
 
 import numpy as np
 
 from powerd_analytics.energy.devices import Part, line_energies, load_parts
-from powerd_analytics.run_tables.closing_lines import joules_text, run_totals
-from powerd_analytics.run_tables.table import RunRow
+from powerd_analytics.run_tables.closing_lines import joules_text
+from powerd_analytics.run_tables.table import PhaseRow, PhaseTable, Row, RunRow, kept_table, known_table
 from powerd_analytics.runs.phases import as_range, merged
 from powerd_analytics.runs.run import Progress, Run, no_progress, read_run
 from powerd_analytics.runs.signals import plain_j
@@ -38,14 +40,38 @@ def verify_sums(path: str | Path, progress: Progress = no_progress) -> Iterator[
     try:
         run = read_run(path)
         parts = load_parts(run, progress=lambda share, text: progress(0.4 * share, text))
-        rows = run_totals(run, progress=lambda share, text: progress(0.4 + 0.5 * share, text)) if parts else ()
+        known = known_table(run)
+        table = kept_table(run, None, parts, is_anew=True, progress=lambda s, text: progress(0.4 + 0.5 * s, text))
+        yield from _kept(known, table) if known is not None else ()
         for part in parts:
-            whole = next(r for r in rows if (r.device, r.provenance) == (part.device, part.provenance))
+            whole = next(r for r in table.runs if (r.device, r.provenance) == (part.device, part.provenance))
             yield _sums(run, part, whole)
     except PowerdError as error:
         if is_out_of_memory(error.__cause__):
             raise
         yield Finding("energy", "wrong", str(error))
+
+
+def _kept(known: PhaseTable, table: PhaseTable) -> Iterator[Finding]:
+    """What was kept of the run and is not what comes out now; nothing where all is alike."""
+    kept: list[Row] = [*known.phases, *known.totals, *known.runs]
+    now: list[Row] = [*table.phases, *table.totals, *table.runs]
+    wrong = [
+        f"{before} J was kept, {after} J comes out and is kept instead"
+        for a, b in zip_longest(kept, now)
+        for before, after in zip(_figures(a), _figures(b), strict=True)
+        if before != after and not isclose(before, after, rel_tol=ROUNDING)
+    ]
+    if wrong:
+        yield finding_of("kept figures", wrong, "")
+
+
+def _figures(row: Row | None) -> tuple[float, float]:
+    """Joules and U95 of a row; -1 for what is not known."""
+    if row is None:
+        return -1.0, -1.0
+    joules = row.j_per_batch if isinstance(row, PhaseRow) else row.energy_j
+    return -1.0 if joules is None else joules, -1.0 if row.u95_j is None else row.u95_j
 
 
 def _sums(run: Run, part: Part, whole: RunRow) -> Finding:

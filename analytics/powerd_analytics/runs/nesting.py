@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from powerd_analytics.runs.phases import Group, PhaseClass, Phases, Small, identity, moments_of, pieces
+from powerd_analytics.runs.phases import Group, PhaseClass, Phases, Small, distinct, identity, moments_of, pieces
 from powerd_client.energies.phase import BASELINE
 from powerd_client.signals.pairing import ITERATION, is_own_iteration
 
@@ -193,7 +193,7 @@ def _pairs(phases: Phases, iteration: Small) -> list[tuple[int, int]]:
     for some in pieces(len(phases)):
         inside = iteration[some] >= 0
         code = phases.label[iteration[some][inside]].astype(np.int64) * count + phases.label[some][inside]
-        codes = np.union1d(codes, code)
+        codes = distinct(np.concatenate([codes, code]))
     return [divmod(code, count) for code in codes.tolist()]
 
 
@@ -215,13 +215,13 @@ def _contents(phases: Phases, iteration: Small) -> tuple[list[tuple[int, tuple[i
     own = moments_of(around.astype(np.int64))
     kinds: dict[tuple[int, tuple[int, ...]], int] = {}
     numbers = np.full(len(phases), -1, np.int32)
-    for one in np.unique(phases.label[own]).tolist():
+    for one in distinct(phases.label[own]).tolist():
         numbers[own[phases.label[own] == one]] = kinds.setdefault((one, ()), len(kinds))
     place = np.arange(len(outer)) - np.searchsorted(outer, outer, "left")
     for k in range(int(place.max(initial=-1)) + 1):
         at, listed = outer[place == k], list(kinds)
         codes = numbers[at].astype(np.int64) * len(names) + inner[place == k]
-        for code in np.unique(codes).tolist():
+        for code in distinct(codes).tolist():
             one, others = listed[code // len(names)]
             numbers[at[codes == code]] = kinds.setdefault((one, (*others, code % len(names))), len(kinds))
     return list(kinds), numbers
@@ -254,7 +254,7 @@ def _in_homes(phases: Phases, home: Small | None, homes: Sequence[Group], evalua
         codes[some] = phases.label[some].astype(np.int64) * every
         if home is not None:
             codes[some] += home[some] + 1
-    different = np.unique(codes)
+    different = distinct(codes)
     classes: list[PhaseClass] = []
     iterations: dict[tuple[Path, str, int], int] = {}
     label_of_code = np.empty(len(different), np.int32)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import count
-from typing import Any
+from typing import Any, TypeVar
 
 import h5py
 import numpy as np
@@ -34,6 +34,7 @@ AT_A_TIME = 1 << 20
 
 Group = tuple[tuple[str, Any], ...]
 Ints = NDArray[np.int64]
+_Integer = TypeVar("_Integer", bound=np.integer[Any])
 Whole = NDArray[np.signedinteger[Any]]
 Small = NDArray[np.int32]
 """Numbers of phases, classes, processes: of ten million phases each column is in memory."""
@@ -140,7 +141,7 @@ class Phases:
         for some in pieces(len(self)):
             is_inner = self.parent[some] >= 0
             outer = self.label[self.parent[some][is_inner]].astype(np.int64)
-            codes.update(np.unique(outer * len(self.classes) + self.label[some][is_inner]).tolist())
+            codes.update(distinct(outer * len(self.classes) + self.label[some][is_inner]).tolist())
         around: dict[int, tuple[int, ...]] = {}
         for outer_label, label in (divmod(code, len(self.classes)) for code in sorted(codes)):
             around[label] = (*around.get(label, ()), outer_label)
@@ -236,6 +237,14 @@ def _sorted(begin: Ints, end: Ints) -> tuple[Ints, Ints]:
     return begin[order], end[order]
 
 
+def distinct(numbers: NDArray[_Integer]) -> NDArray[_Integer]:
+    """Each number once, in order. ``np.unique`` loads masked arrays, which takes as long as reading a run's phases."""
+    ordered = np.sort(numbers, axis=None)
+    is_first = np.concatenate([np.ones(min(len(ordered), 1), bool), ordered[1:] != ordered[:-1]])
+    each: NDArray[_Integer] = ordered[is_first]
+    return each
+
+
 def as_range(which: NDArray[np.bool_]) -> NDArray[np.bool_] | slice:
     """The same as a slice where all of it lies together: what a slice takes is no copy."""
     first, count = int(np.argmax(which)) if len(which) else 0, int(np.count_nonzero(which))
@@ -291,7 +300,7 @@ def parted(phases: Phases, timeline: Timeline) -> Phases:
         span, is_in = timeline.spans(phases.begin_ns[some], phases.end_ns[some])
         setting = np.where(is_in, of_span[span], kinds.index(changing))
         code[some] = phases.label[some].astype(np.int64) * len(kinds) + setting
-    different = np.unique(np.concatenate([code[:0], *(np.unique(code[some]) for some in pieces(len(code)))])).tolist()
+    different = distinct(np.concatenate([code[:0], *(distinct(code[some]) for some in pieces(len(code)))])).tolist()
     settings = {kinds[number % len(kinds)] for number in different}
     if len(settings) < 2 and changing not in settings:
         return phases
@@ -334,8 +343,8 @@ def _classify(kind: Small, parent: Small, kinds: list[dict[str, Any]]) -> tuple[
         return rows, (around + 1) * len(kinds) + kind[rows]
 
     for level in count():
-        each = [np.unique(keys_of(level, some)[1]) for some in pieces(len(kind))]
-        keys = np.unique(np.concatenate([np.zeros(0, np.int64), *each]))
+        each = [distinct(keys_of(level, some)[1]) for some in pieces(len(kind))]
+        keys = distinct(np.concatenate([np.zeros(0, np.int64), *each]))
         if not len(keys):
             break
         numbers = []

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from powerd_analytics.output.text import seconds
-from powerd_analytics.runs.phases import kept, pieces
+from powerd_analytics.runs.phases import distinct, kept, pieces
 from powerd_analytics.runs.run import Run
 from powerd_core.marks import OTHERS
 from powerd_core.model import pci_key, uuid_key
@@ -94,7 +94,7 @@ class Ranks:
 
 def present_in(tracks: NDArray[np.int32]) -> NDArray[np.int32]:
     """The ranks among those of phases [m], in order."""
-    return np.unique(np.concatenate([tracks[:0], *(np.unique(tracks[some]) for some in pieces(len(tracks)))]))
+    return distinct(np.concatenate([tracks[:0], *(distinct(tracks[some]) for some in pieces(len(tracks)))]))
 
 
 def ranks_of(run: Run) -> Ranks:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +37,14 @@ from powerd_analytics.runs.phases import (
     OPERATIONS,
     PhaseClass,
     Phases,
+    distinct,
     dropped_attributes,
     parted,
     pieces,
     read_phases,
 )
 from powerd_client.energies.phase import RESULT
-from powerd_client.host.ownership import read_small
+from powerd_client.host.ownership import Identity, identity, read_small
 from powerd_client.record.recording import CAMPAIGN
 from powerd_client.runs.recover import open_run
 from powerd_client.runs.runfile import TIMES, read_json, read_objects, read_texts, reading, texts_of
@@ -153,6 +155,10 @@ class Run:
     """How the file contradicts itself, as far as that is seen without its readings; see `powerd_client.runs.verify`."""
     enforced: Timeline = field(default_factory=Timeline)
     """What drivers enforced: power caps and other knobs; where one changed, it parts the phases' classes."""
+    file: Identity | None = None
+    """Which file it was read from, as that was then; None where it was not read."""
+    calibrated: str = ""
+    """SHA-256 of the file of calibrations by which it is computed again; empty for its own."""
 
     @property
     def begin_ns(self) -> int:
@@ -242,6 +248,7 @@ def read_run(path: str | Path, *, progress: Progress = no_progress) -> Run:
     path = Path(path)
     building = "building the run file from its journal"
     with open_run(path, progress=lambda share: progress(share, building)) as file, reading(path):
+        of_file = identity(path)
         attributes = {k: (_text(v) if isinstance(v, bytes | str) else v) for k, v in file.attrs.items()}
         for name in {"t_start_ns", "t_stop_ns", "complete", "rebuilt"} & attributes.keys():
             attributes[name] = int(attributes[name])
@@ -277,6 +284,7 @@ def read_run(path: str | Path, *, progress: Progress = no_progress) -> Run:
             command=tuple(str(word) for word in read_json(attributes.get("command") or "[]")),
             wrong=tuple(wrong_at_first_sight(file)),
             enforced=enforced,
+            file=of_file,
         )
 
 
@@ -333,7 +341,7 @@ def _clock(group: h5py.Group) -> RunClock:
         drift_ppm=drift_ppm,
         t_ns=t_host[order],
         half_width_ns=half[order],
-        steps=max(0, len(np.unique(group["map_piece"][:])) - 1),
+        steps=max(0, len(distinct(group["map_piece"][:])) - 1),
     )
 
 
@@ -479,7 +487,8 @@ def recalibrate(run: Run, path: Path) -> tuple[Run, tuple[str, ...]]:
         raise AnalysisError(
             f"{path}: no sensor of {run.path} is calibrated there (board or serial number, bus, address and channel)"
         )
-    return replace(run, lines={**run.lines, **changed}), tuple(changed)
+    calibrated = sha256(read_small(path)).hexdigest()
+    return replace(run, lines={**run.lines, **changed}, calibrated=calibrated), tuple(changed)
 
 
 def _record(known: CalibrationFile, line: RunLine, sensor: Mapping[str, Any]) -> SensorCalibration | None:

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from math import hypot, inf, sqrt
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,11 +40,13 @@ from powerd_analytics.frame.figures import (
     dimension,
     factors_in,
     frame_from,
-    frame_of,
+    frame_of_records,
+    keep_records,
+    known_records,
     of_kind,
+    records_of,
     rows_of,
     shared_notes,
-    together,
 )
 from powerd_analytics.frame.machines import merge_machines
 from powerd_analytics.frame.means import mean_of_repeats
@@ -51,7 +54,8 @@ from powerd_analytics.frame.repeats import CAP_STEP_W
 from powerd_analytics.frame.trainings import part_of
 from powerd_analytics.output.export import Column, Table, cell_text, make_table
 from powerd_analytics.output.text import Cell, first_of, is_number_cell, with_u95
-from powerd_analytics.run_tables.table import BY_REPETITIONS, PhaseRow, TotalRow, labels_of, table_of
+from powerd_analytics.run_tables.table import BY_REPETITIONS, PhaseRow, TotalRow, kept_table, labels_of
+from powerd_analytics.runs.kept import keep, key_of_file, key_of_run, recall
 from powerd_analytics.runs.ranks import ranks_of
 from powerd_analytics.runs.run import Progress, Run, no_progress, read_run
 from powerd_client.signals.signal import RunLine, Signal
@@ -198,36 +202,45 @@ def read_samples(
     and whose sensors measured them. Errors as `powerd_analytics.frame.trainings.read_runs`.
     """
     samples: list[PhaseSample] = []
-    frames = []
+    records: list[Mapping[str, Any]] = []
     for i, path in enumerate(paths):
-        own, frame = run_samples(path, device, progress=part_of(progress, i, len(paths), path.name))
-        check_run(path, frame)
+        own, rows = run_samples(path, device, progress=part_of(progress, i, len(paths), path.name))
+        check_run(path, rows)
         samples += own
-        frames.append(frame)
-    every = together(frames)
+        records += rows
+    every = frame_of_records(records)
     check_runs(every)
     return merge_samples(samples, every)
 
 
 def run_samples(
     path: Path, device: str | None = None, *, progress: Progress = no_progress
-) -> tuple[list[PhaseSample], Frame]:
-    """The phases and totals of a run file with what is behind them, in the order of its frame; and the frame.
+) -> tuple[list[PhaseSample], list[dict[str, Any]]]:
+    """The phases and totals of a run file with what is behind them, in the order of its frame; and the frame's rows.
+    They are kept in the user's cache as these are.
 
     Errors as `powerd_analytics.frame.figures.run_frame`.
     """
+    known = known_records(path) if device is None else None
+    samples: list[PhaseSample] | None = recall(key_of_file(path), f"samples {path.name}", (PhaseSample, Sensor))
+    if known is not None and samples is not None:
+        return [replace(sample, record=sample.record | {"path": str(path)}) for sample in samples], known
     run = read_run(path, progress=lambda share, text: progress(0.1 * share, text))
     parts = load_parts(run, device, lambda share, text: progress(0.1 + 0.4 * share, text))
-    table = table_of(run, parts, progress=lambda share, text: progress(0.5 + 0.5 * share, text))
-    frame = frame_of(run, table)
+    table = kept_table(run, device, parts, progress=lambda share, text: progress(0.5 + 0.5 * share, text))
+    records = records_of(run, table)
     rows: list[PhaseRow | TotalRow] = [*table.phases, *table.totals]
-    records = rows_of(frame.iloc[: len(rows)])
-    samples: dict[int, PhaseSample] = {}
+    of_rows = rows_of(frame_of_records(records).iloc[: len(rows)])
+    samples_of: dict[int, PhaseSample] = {}
     for part in parts:
         own = [i for i, row in enumerate(rows) if (row.device, row.provenance) == (part.device, part.provenance)]
-        of_part = _samples_of_part(run, part, [(rows[i], records[i]) for i in own])
-        samples |= zip(own, of_part, strict=True)
-    return [samples[i] for i in range(len(rows))], frame
+        of_part = _samples_of_part(run, part, [(rows[i], of_rows[i]) for i in own])
+        samples_of |= zip(own, of_part, strict=True)
+    samples = [samples_of[i] for i in range(len(rows))]
+    if device is None:
+        keep_records(run, records)
+        keep(key_of_run(run), f"samples {path.name}", samples)
+    return samples, records
 
 
 def _samples_of_part(whole: Run, part: Part, rows: Sequence[tuple[PhaseRow | TotalRow, Record]]) -> list[PhaseSample]:

@@ -234,7 +234,8 @@ def field_tables(
     programs. Those for which nothing is known are left out."""
     factors = factors or Factors()
     figures = of_kind(frame, "phase", "total")
-    means = with_costs(_in_order(averaged(figures, ignore=ignore)), factors)
+    every = averaged(frame, ignore=ignore)
+    means = with_costs(_in_order(of_kind(every, "phase", "total")), factors)
     is_whole = "s_per_training" in frame
     # Of trainings over several machines seconds are the mean over the ranks, beside the fastest and the slowest.
     spread = ["s_per_batch_min", "s_per_batch_max"] if figures["machines"].notna().any() else []
@@ -244,13 +245,12 @@ def field_tables(
     if is_whole:
         time.append("s_per_training")
         energy += ["j_per_training", "u95_j_per_training", *factors.columns]
-    every = with_costs(averaged(frame, ignore=ignore), factors)
     tables = [
         _long("time", "Time by phase", means, time),
         _long("energy", "Energy by phase", means, energy, factors.notes if is_whole else ()),
         _totals(means, factors, is_whole=is_whole),
         *_efficiency_tables(frame, gain, ignore),
-        records_table(every, factors.notes),
+        records_table(with_costs(every, factors), factors.notes),
     ]
     return [table for table in tables if len(table)]
 

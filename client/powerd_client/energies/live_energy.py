@@ -15,7 +15,6 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +96,8 @@ def said_provenance(provenance: str) -> str:
 def analytics() -> Any:
     """The module with ``energies`` and ``result_lines`` (`powerd_analytics.run_tables.closing_lines`); None where it,
     or a library that it needs, is not installed."""
+    from importlib.metadata import entry_points  # a command that knows its estimator needs none
+
     for point in entry_points(group=_GROUP):
         with contextlib.suppress(ImportError):
             return point.load()

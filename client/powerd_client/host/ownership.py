@@ -127,6 +127,18 @@ def read_small(path: Path) -> bytes:
     return data
 
 
+def read_own(path: Path) -> bytes:
+    """What a file of the user's own holds that nobody else can have written: neither it nor its folder belongs to
+    others, or may be written by them. Raises `OSError`, as `read_small`, and `RunFileError`."""
+    for one in (path.parent, path):
+        status = one.lstat()
+        if (reason := _foreign(one, status)) is not None:
+            raise RunFileError(reason)
+        if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise RunFileError(f"{one} may be written by other users")
+    return read_small(path)
+
+
 def write_new(path: Path, text: str, mode: int = 0o600) -> None:
     """A file that was not there. Raises `OSError`."""
     with os.fdopen(open_own(path, os.O_WRONLY | os.O_EXCL, mode), "w", encoding="utf-8") as file:

@@ -26,7 +26,6 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -72,6 +71,8 @@ _TERM_S = 10.0
 
 def release() -> str:
     """The installed version of powerd, or ``unknown`` for a copy of the sources that was never installed."""
+    from importlib.metadata import PackageNotFoundError, version  # takes longer than to open a run
+
     try:
         return version("powerd")
     except PackageNotFoundError:
@@ -81,6 +82,8 @@ def release() -> str:
 def environment(command: Sequence[str] = ()) -> dict[str, str]:
     """What a run's figures depend on, as far as it can be told without importing anything that is not imported yet, and
     without running anything. ``command`` is the training's, by default this process's."""
+    from importlib.metadata import PackageNotFoundError, version
+
     versions = {"host": platform.node(), "python": platform.python_version(), "system": platform.platform()}
     versions |= machine()
     if commit := git_commit(training_folder(command or sys.argv)):
