@@ -4,10 +4,11 @@
     python benchmarks/bench_trainings.py CASE [options]         one
     python benchmarks/bench_trainings.py CASE --help            what it does, and its options
 
-Made here, with exactly known joules: random, grid, pauses, short, in-step, updates, rails, pairs, missing. On the
-simulated board in real time, against the joules of its load: board. On a GPU: device (cost of marks, joules against the
-driver's counter), edges (against torch.profiler), magnify and turns (against blocks of the same phase alone), ranks
-(of DDP, also on the CPU; against the sums). Exit status 1 when a target is missed.
+Made here, with exactly known joules: random, grid, pauses, short, in-step, updates, plain, corr, vary, ramp, alt3,
+rails, pairs, missing. On the simulated board in real time, against the joules of its load: board. On a GPU: device
+(cost of marks, joules against the driver's counter), edges (against torch.profiler), magnify and turns (against blocks
+of the same phase alone), ranks (of DDP, also on the CPU; against the sums). Exit status 1 when a target is
+missed.
 """
 
 from __future__ import annotations
@@ -21,10 +22,9 @@ from pathlib import Path
 from common import machine, options
 from trainings.case import Case
 
+_EXACT = "random grid pauses short in-step updates plain corr vary ramp alt3 rails pairs missing"
 CASES = {
-    **dict.fromkeys(
-        ("random", "grid", "pauses", "short", "in-step", "updates", "rails", "pairs", "missing"), "trainings.truth"
-    ),
+    **dict.fromkeys(_EXACT.split(), "trainings.truth"),
     **{name: f"trainings.{name}" for name in ("board", "device", "edges", "magnify", "turns", "ranks")},
 }
 """The module of each case; only that of the one that runs is loaded."""

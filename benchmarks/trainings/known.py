@@ -76,6 +76,14 @@ class Scenario:
     """Of restless power, from one iteration to the next; two runs that drift do not have equal joules."""
     board: int | None = None
     """Runs with the same number have the same sensor with the same errors."""
+    own_jitter: float = 1.0
+    """How much the length of each phase varies beside that of its iteration, as a multiple of that."""
+    by_length: float = 0.0
+    """By how much more power a phase takes that is longer, as a multiple of how much longer it is."""
+    random_pause: float = 0.0
+    """Seconds that are waited behind half of the iterations, on average: exponentially distributed."""
+    slopes: tuple[float, ...] = (0.0, 0.0, 0.0, 0.0)
+    """By how much power rises from the begin of each phase to its end, as a share of its mean."""
     beside: tuple[Sensor, ...] = ()
     """Other lines of the same power, which feed nothing, as a GPU's driver has them."""
 
@@ -120,8 +128,11 @@ class Power:
         return offset[i] * np.exp(-x / tau) + self.first[i] + b * (x - tau)
 
 
-def knots_of(family: str, length: float, level: float, before: float, rng: np.random.Generator):
+def knots_of(family: str, length: float, level: float, before: float, rng: np.random.Generator, slope: float = 0.0):
     """Moments since the phase began and watts there; two at one moment are a step."""
+    if family == "slopes":
+        rise = min(0.5 * MS, length / 4)
+        return [0.0, rise, length], [before, level * (1 - slope / 2), level * (1 + slope / 2)]
     if family == "ramps":
         rise = min(0.8 * MS, length / 2)
         return [0.0, rise, length], [before, level, level]
@@ -178,17 +189,25 @@ def make(path: Path, scenario: Scenario) -> KnownRun:
         phases.append(("iteration", now, now, 0))
         whole = scenario.iteration * (1 + scenario.jitter * rng.uniform(-1, 1))
         slow *= 1 + scenario.drift * rng.normal() if scenario.family == "restless" else 1.0
-        for name, share, watts in zip(scenario.names, scenario.shares, scenario.watts, strict=True):
-            length = round(whole * share * (1 + scenario.jitter * rng.uniform(-1, 1)), 9)
-            x, w = knots_of(scenario.family, length, watts * slow, level, rng)
+        of_kinds = zip(scenario.names, scenario.shares, scenario.watts, scenario.slopes, strict=False)
+        for name, share, watts, slope in of_kinds:
+            own = scenario.jitter * scenario.own_jitter
+            length = round(whole * share * (1 + own * rng.uniform(-1, 1)), 9)
+            longer = length / (scenario.iteration * share) - 1
+            own_watts = watts * slow * (1 + scenario.by_length * longer)
+            x, w = knots_of(scenario.family, length, own_watts, level, rng, slope)
             add(x, w, now)
             phases.append((name, now, now + length, outer))
             level, now = w[-1], now + length
         phases[outer] = ("iteration", phases[outer][1], now, 0)
+        length = 0.0
         if scenario.pause:
             length = round(scenario.pause * whole * (1 + scenario.jitter * rng.uniform(-1, 1)), 9)
+        elif scenario.random_pause and rng.random() < 0.5:
+            length = round(rng.exponential(scenario.random_pause), 9)
+        if length:
             x, w = knots_of(
-                "steps" if scenario.family in ("restless", "bursts") else scenario.family,
+                "steps" if scenario.family in ("restless", "bursts", "slopes") else scenario.family,
                 length,
                 scenario.rest,
                 level,

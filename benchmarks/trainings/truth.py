@@ -176,6 +176,56 @@ def pause_scenarios() -> list[Scenario]:
     ]
 
 
+CLASS_SENSORS = tuple(
+    replace(sensor, u_gain=0.002, u_offset=0.1)
+    for sensor in (
+        sensor_named("chip 500/s"),
+        Sensor("chip 59/s, window 8.5 ms", 17 * MS, 8.5 * MS, centre=0.3 * MS, noise=0.3),
+        *map(sensor_named, ("low-pass 50/s", "window 100 of 100 ms", "counter 10/s")),
+    )
+)
+
+
+def class_scenario(seed: int) -> Scenario:
+    """Four phases of 6 to 110 ms whose power settles in its own time, behind one of five sensors."""
+    rng = np.random.default_rng([seed, 29])
+    lengths = np.array([rng.uniform(*ends) for ends in ((6, 20), (30, 80), (50, 110), (6, 20))]) * MS
+    whole = float(lengths.sum())
+    return Scenario(
+        CLASS_SENSORS[seed % len(CLASS_SENSORS)], f"response {rng.uniform(0.3, 3):.2f}", whole, jitter=0.03, seed=seed,
+        seconds=20.0, shares=tuple(map(float, lengths / whole)),
+    )  # fmt: skip
+
+
+def corr_scenario(seed: int) -> Scenario:
+    """Lengths that vary, by iteration and in half of the runs by phase, and power that goes with them: 20 % longer
+    draws 10 % more."""
+    rng = np.random.default_rng([seed, 37])
+    jitter, own = rng.uniform(0.1, 0.4), float(rng.choice([0.1, 1.0]))
+    return replace(class_scenario(seed), jitter=jitter, own_jitter=own, by_length=0.5)
+
+
+def vary_scenario(seed: int) -> Scenario:
+    """Lengths that vary as much, and power that does not."""
+    return replace(corr_scenario(seed), by_length=0.0)
+
+
+def ramp_scenario(seed: int) -> Scenario:
+    """Power that rises or falls by 20 to 50 % from a phase's begin to its end."""
+    rng = np.random.default_rng([seed, 31])
+    slopes = tuple(map(float, rng.uniform(0.2, 0.5, 4) * rng.choice([-1, 1], 4)))
+    return replace(class_scenario(seed), family="slopes", slopes=slopes)
+
+
+def alt3_scenario(seed: int) -> Scenario:
+    """Two phases of 3 ms, and random pauses of 2 ms behind half of the iterations."""
+    scenario = class_scenario(seed)
+    return replace(
+        scenario, iteration=6 * MS, random_pause=2 * MS, seconds=8.0, shares=(0.5, 0.5), watts=(330.0, 250.0),
+        names=("forward", "backward"),
+    )  # fmt: skip
+
+
 def pair_scenarios(count: int) -> list[tuple[Scenario, Scenario]]:
     """Two short runs of the same training on the same sensor each."""
     fast = [s for s in SENSORS if s.name in ("chip 500/s", "point 100/s", "counter 10/s", "low-pass 50/s")]
@@ -226,6 +276,24 @@ def show_phases(figures: Figures) -> None:
         some = [f for fs in figures.values() for f in fs if (f.kind, f.name) == ("mean", name)]
         inside, error = np.mean([abs(f.off) <= 1 for f in some]), np.mean([f.error_j / f.truth_j for f in some])
         print(f"{name:10} {inside:7.1%} of {len(some)} means inside, mean error {error:+.3%}")
+
+
+def show_sizes(figures: Figures) -> None:
+    """By sensor and figure: the share inside U95, the mean error, the median U95, what 95 % of the errors need, and U95
+    as a multiple of 1.96 times the root mean square error, each error being taken in its own U95."""
+    print(f"\n{'':28}{'':11}{'inside':>15}{'mean error':>12}{'U95':>8}{'needed':>8}{'size':>6}{'farthest':>10}")
+    for sensor in dict.fromkeys(key[0] for key in figures):
+        every = [f for key, fs in figures.items() if key[0] == sensor for f in fs if f.kind in KINDS[1:]]
+        for name in dict.fromkeys(f.name for f in every):
+            some = [f for f in every if f.name == name]
+            off, error = np.array([f.off for f in some]), np.array([f.error_j / f.truth_j for f in some])
+            u95 = np.median([f.u95_j / f.truth_j for f in some])
+            size = 1 / (1.96 * np.sqrt(np.mean(off**2)))
+            inside = f"{np.mean(np.abs(off) <= 1):.1%} of {len(some)}"
+            print(
+                f"{sensor:28}{name:11}{inside:>15}{error.mean():>+12.2%}{u95:8.2%}"
+                f"{np.quantile(np.abs(error), 0.95):8.2%}{size:6.2f}{np.abs(off).max():10.2f}"
+            )
 
 
 def show_signs(errors: dict[tuple[str, str], list[float]]) -> None:
@@ -360,6 +428,16 @@ CASES = {
         "short updates at exact points, power that settles over milliseconds",
         scored(seeded(update_scenario), show_phases), {"runs": 60, "seed": 0, **_SCORED},
     ),
+    **{
+        name: Case(title, scored(seeded(scenario_of), show_sizes), {"runs": 60, "seed": 0, **_SCORED})
+        for name, title, scenario_of in (
+            ("plain", "four phases of 6 to 110 ms behind five sensors", class_scenario),
+            ("corr", "lengths that vary, and power that goes with them", corr_scenario),
+            ("vary", "lengths that vary, and power that does not", vary_scenario),
+            ("ramp", "power that changes by 20 to 50 % within a phase", ramp_scenario),
+            ("alt3", "iterations of 6 ms with random pauses of 2 ms", alt3_scenario),
+        )
+    },
     "rails": Case(
         "eight rails of unlike shares, read one after the other",
         scored(seeded(rails_scenario)), {"runs": 60, "seed": 0, **_SCORED},

@@ -142,16 +142,16 @@ class LineModel:
     """With the place and the lag taken into account."""
     lag_s: float
     watts: Values
-    """[q] of each column."""
+    """[q] of each column; of those by length, for intervals twice as long as usual less what the mean one has."""
     residual: Residual
 
     def upto(self, cells: StateCells, t_s: Values) -> Values:
         """Joules of the model from the first cell up to moments."""
-        return np.asarray(np.interp(t_s - self.lag_s, cells.at_s, cells.joules(self.watts[cells.column])))
+        return np.asarray(np.interp(t_s - self.lag_s, cells.at_s, cells.joules(cells.power(self.watts))))
 
     def seen(self, cells: StateCells, t_s: Values) -> Values:
         """What readings at moments would show of the model."""
-        return self.response.seen(cells, self.watts[cells.column], t_s)
+        return self.response.seen(cells, cells.power(self.watts), t_s)
 
     @cached_property
     def unusual(self) -> tuple[Moments, Moments]:
@@ -232,7 +232,7 @@ class Posterior:
     of 1: by the stated place, lag and time constant, by what no readings tell of place and lag, and by what is not
     linear in the timing."""
     within_w: Values
-    """[q] standard deviation of the power within each column's bin."""
+    """[bins] standard deviation of the power within each column's bin."""
     sample: Sample
     beginning: Beginning | None
     integral: tuple[Values, Values]
@@ -348,8 +348,11 @@ class Posterior:
         for b, e in zip(begin_ns[some].tolist(), end_ns[some].tolist(), strict=True):
             if e > b:
                 cells = self.model.states.cells(b, e)
-                share += np.bincount(cells.column, weights=np.diff(cells.at_s), minlength=len(share))
-        total = share.sum()
+                length = np.diff(cells.at_s)
+                share += np.bincount(cells.column, weights=length, minlength=len(share))
+                if len(cells.longer):
+                    share += np.bincount(cells.length_column, weights=length * cells.longer, minlength=len(share))
+        total = share[: self.model.states.first_column[-1]].sum()
         return share * (((end_ns - begin_ns) * 1e-9).sum() / total) if total > 0 else share
 
     def is_lumped(self, begin_ns: Ints, end_ns: Ints, label: Numbers, labels: int) -> NDArray[np.bool_]:
@@ -382,6 +385,7 @@ class Posterior:
         power = np.clip(power, 0, np.maximum(whole, 0))
         plain = np.sum(states @ self.plain[:q, :q] * states, axis=1)
         # As power lags, an interval may have a part of a bin that is longer than itself, and not the mean one.
-        is_part = np.clip(1 - length_s[:, None] / np.maximum(self.model.states.bin_s, 1e-9), 0, 1)
-        within = np.sum((states * self.within_w) ** 2 * is_part, axis=1)
+        bin_s = self.model.states.bin_s
+        is_part = np.clip(1 - length_s[:, None] / np.maximum(bin_s, 1e-9), 0, 1)
+        within = np.sum((states[:, : len(bin_s)] * self.within_w) ** 2 * is_part, axis=1)
         return power + within, np.maximum(whole - power, 0), np.maximum(power - plain, 0) + within

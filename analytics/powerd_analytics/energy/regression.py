@@ -55,6 +55,9 @@ LEVEL_SHARE = 0.5
 REST_SHARE = 0.5
 """Standard deviation of a rest's level about what all rests have in common, as a share of that of any level: while
 nothing is marked, less goes on."""
+LENGTH_SHARE = 0.25
+"""Standard deviation of the power by which an interval differs that is twice as long as usual, as a share of the mean
+power."""
 DRIFTS, DRIFT_SHARE = 4, 0.03
 """Polynomials (Legendre's) of the slow drift, and their standard deviation as a share of the power's scale."""
 OTHERS = 3 + DRIFTS
@@ -143,8 +146,8 @@ class Prior:
     """What is believed of the unknowns beforehand: they are L z, where all z are independent with a standard deviation
     of 1. Of L the parts that are not 0.
 
-    z are the level of each state, what all rests have in common, the steps between a state's bins, the timing, and the
-    drift.
+    z are the level of each state, what all rests have in common, the steps between a state's bins, the power by
+    length, the timing, and the drift.
     """
 
     hypothesis: int
@@ -154,11 +157,13 @@ class Prior:
     """S: standard deviation of a level."""
     least_noise_w: float
     level: Values
-    """[q, states + 1] power of each column by levels."""
+    """[bins, states + 1] power of each bin by levels."""
     step: tuple[Values, ...]
     """[b, b - 1] of each state, by steps from one bin to the next."""
+    by_length: int
+    """Columns behind those of the bins, `States.by_length`."""
     step_w: Values
-    """[q] scale of a step,"""
+    """[bins] scale of a step,"""
     smoothness: float
     """and its standard deviation as a share of that."""
     u_timing: Values
@@ -168,21 +173,28 @@ class Prior:
 
     @property
     def columns(self) -> int:
-        return len(self.level)
+        return len(self.level) + self.by_length
+
+    @property
+    def mean(self) -> Values:
+        """[q] the mean power of the readings in each bin, and none by length."""
+        return np.append(np.full(len(self.level), self.mean_w), np.zeros(self.by_length))
 
     @property
     def _alone(self) -> Values:
-        """Standard deviations of the unknowns that are no power."""
-        return np.append(np.maximum(self.u_timing, 1e-9), np.full(DRIFTS, DRIFT_SHARE * self.scale_w))
+        """Standard deviations of the unknowns that are no power of a bin."""
+        of_length = np.full(self.by_length, LENGTH_SHARE * abs(self.mean_w))
+        drifts = np.full(DRIFTS, DRIFT_SHARE * self.scale_w)
+        return np.concatenate([of_length, np.maximum(self.u_timing, 1e-9), drifts])
 
     def times(self, X: Values) -> Values:
         """X L [r, z] of X [r, unknowns]."""
-        first = np.cumsum([0, *map(len, self.step)])
+        first, bins = np.cumsum([0, *map(len, self.step)]), len(self.level)
         steps = [
             X[:, a : a + len(step)] @ (self.smoothness * step)
             for a, step in zip(first.tolist(), self.step, strict=False)
         ]
-        return np.concatenate([X[:, : self.columns] @ self.level, *steps, X[:, self.columns :] * self._alone], axis=1)
+        return np.concatenate([X[:, :bins] @ self.level, *steps, X[:, bins:] * self._alone], axis=1)
 
     def applied(self, Z: Values) -> Values:
         """L Z [unknowns, c] of Z [z, c]."""
@@ -299,6 +311,7 @@ def fit_line(
     """What a line with two good readings or more tells of the power. The ``others`` measure the same power; the
     ``beginning`` is that of a line that sees power alike."""
     response = Response.of(signal)
+    states = states.seen_by(max(signal.spacing_ns * 1e-9, response.width_s))
     sample = sample_of(signal, states, response)
     priors = priors_of(sample, signal, states, response, clock_bound_ns)
     prior = priors[BEGINNINGS[0]]
@@ -402,7 +415,8 @@ def _sample(runs: Sequence[tuple[Ints, Values, NDArray[np.bool_]]], states: Stat
     # Whole nanoseconds: a reading at an edge is at it.
     at_s = [(np.rint(c.at_s * 1e9) + (c.origin_ns - origin)) * 1e-9 for c in around]
     at_s = [*(at[:-1] for at in at_s[:-1]), at_s[-1]]
-    cells = StateCells(origin, np.concatenate(at_s), np.concatenate([c.column for c in around]))
+    columns = (np.concatenate([getattr(c, name) for c in around]) for name in ("column", "longer", "length_column"))
+    cells = StateCells(origin, np.concatenate(at_s), *columns)
     first = np.cumsum([0, *(len(t_ns) for t_ns, _, _ in runs)]).tolist()
     rows = tuple(slice(a, a + len(watts)) for a, (_, watts, _) in zip(first, runs, strict=False))
     t_s = cells.since(np.concatenate([t_ns for t_ns, _, _ in runs]))
@@ -492,11 +506,14 @@ def priors_of(sample: Sample, signal: Signal, states: States, response: Response
     rests_w = np.where(states.is_rest, scale_w, 0.0)
     levels = {of: _levels(states, np.column_stack([np.diag(level_w), rests_w]), of) for of in RELAXATIONS_S}
     steps = tuple(_steps(step_w[a:b]) for a, b in zip(states.first_column[:-1], states.first_column[1:], strict=True))
-    of_sensor = place_limit_ns(signal) / max(place_ns, 1e-9)
+    of_sensor, by_length = place_limit_ns(signal) / max(place_ns, 1e-9), len(states.by_length)
     return [
-        Prior(i, mean_w, scale_w, least_noise_w, levels[relaxation_s], steps, step_w, smoothness, u_timing, of_sensor)
+        Prior(
+            i, mean_w, scale_w, least_noise_w, levels[relaxation_s], steps, by_length, step_w, smoothness, u_timing,
+            of_sensor,
+        )
         for i, (relaxation_s, smoothness) in enumerate(HYPOTHESES)
-    ]
+    ]  # fmt: skip
 
 
 def _steps(step_w: Values) -> Values:
@@ -593,7 +610,7 @@ def design(
     A = np.zeros((len(sample.watts), q + OTHERS))
     A[:, :q] = at.design(cells, sample.t_s, q)
     if power is not None:
-        step_s, watts = max(float(np.hypot(*prior.u_timing[:2])) / 4, 0.02e-3), power[cells.column]
+        step_s, watts = max(float(np.hypot(*prior.u_timing[:2])) / 4, 0.02e-3), cells.power(power)
         late, early = (at.moved(x).seen(cells, watts, sample.t_s) for x in (step_s, -step_s))
         A[:, q] = (late - early) / (2 * step_s)
         A[:, q + 1] = -A[:, q]
@@ -765,7 +782,7 @@ def _posterior(most: Mixture, begun: Beginning, signal: Signal, states: States, 
     common = np.column_stack([_common_errors(timing, prior, covariance, plain), begun.bent * prior.scale_w])
     covariance = covariance + common[:, 3:] @ common[:, 3:].T
     model = LineModel(
-        signal, states, _at(response, timing), float(timing[1]), most.power + prior.mean_w,
+        signal, states, _at(response, timing), float(timing[1]), most.power + prior.mean,
         Residual(0.0, 0.0, 1.0, signal.spacing_ns * 1e-9),
     )  # fmt: skip
     model = replace(model, residual=residual_of(model, sample, design.weighing.weight, freedom))
@@ -777,12 +794,12 @@ def _posterior(most: Mixture, begun: Beginning, signal: Signal, states: States, 
 
 def _without_readings(signal: Signal, states: States, response: Response, prior: Prior) -> Posterior:
     """All columns have one power, of which nothing is known."""
-    q, spacing_s = prior.columns, signal.spacing_ns * 1e-9
+    q, bins, spacing_s = prior.columns, len(prior.level), signal.spacing_ns * 1e-9
     residual = Residual(0.0, 0.0, spacing_s, spacing_s)
-    model = LineModel(signal, states, response, 0.0, np.full(q, prior.mean_w), residual)
+    model = LineModel(signal, states, response, 0.0, prior.mean, residual)
     nothing, empty = np.zeros((q + 3, q + 3)), np.zeros((0, q + 4))
     sample = _sample([], states, response)
-    return Posterior(model, nothing, nothing, np.zeros((q + 3, 5)), np.zeros(q), sample, None, (empty, empty))
+    return Posterior(model, nothing, nothing, np.zeros((q + 3, 5)), np.zeros(bins), sample, None, (empty, empty))
 
 
 def _covariance(fit: Fit, scatter: Values, Q: Values, F: Values) -> Values:

@@ -114,8 +114,11 @@ class Response:
             shown = self._of_step(at[row] - cells.at_s[cell], window[row])
             shown[begins] = 1.0
             shown[:-1] -= np.where(np.diff(row) > 0, 0.0, shown[1:])
-            places = (row - a) * columns + cells.column[cell]
-            design[a:b] = np.bincount(places, weights=shown, minlength=(b - a) * columns).reshape(b - a, columns)
+            places, some = (row - a) * columns, design[a:b].reshape(-1)
+            some += np.bincount(places + cells.column[cell], weights=shown, minlength=len(some))
+            if len(cells.longer):
+                places += cells.length_column[cell]
+                some += np.bincount(places, weights=shown * cells.longer[cell], minlength=len(some))
         return design
 
     def _of_step(self, x: Values, window: Values) -> Values:

@@ -10,7 +10,7 @@ still where it takes longer: later bins lie at shares of the rest of it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -41,6 +41,11 @@ FIXED_S = 1.2e-3
 """Age up to which bins lie where they are however long a phase takes."""
 LEAST_STRETCH, MOST_STRETCH = 0.5, 2.0
 """How much earlier and later than usual the later bins may lie."""
+VARIES = 0.05
+"""Half the distance of the outer sixths of a state's lengths, as a share of the usual one, beyond which its power may
+go with its length: longer sequences are more work, and draw more."""
+FEW_READINGS = 6.0
+"""Readings in an interval from which on they tell what it takes, and its length need not."""
 OFTEN = 10
 """Times that a state begins, beyond which what it followed only once is not usual."""
 _SEED = 20240817
@@ -67,6 +72,12 @@ class States:
     """[s]"""
     lumped: int
     """Number of the state that stands for several rare ones, -1 for none."""
+    spread: Values
+    """[s] by how much its lengths vary, as a share of the usual one,"""
+    mean_length: Values
+    """and the mean length, by time, as a multiple of the usual one."""
+    by_length: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+    """States of which another column has the power by which longer intervals differ from the mean one."""
 
     @cached_property
     def first_column(self) -> NDArray[np.int64]:
@@ -74,8 +85,22 @@ class States:
         return np.concatenate([[0], np.cumsum([len(ends) + 1 for ends in self.bin_ends_s])]).astype(np.int64)
 
     @cached_property
+    def length_column(self) -> Ints:
+        """[s] the column of each state's power by length, behind those of the bins; -1 for none."""
+        column = np.full(len(self.bin_ends_s), -1)
+        column[self.by_length] = self.first_column[-1] + np.arange(len(self.by_length))
+        return column
+
+    def seen_by(self, width_s: float) -> States:
+        """With power by length where lengths vary, for readings of this width: of longer intervals they tell what each
+        takes."""
+        varies = ~self.is_rest & (self.spread > VARIES) & (self.usual_s < FEW_READINGS * width_s)
+        varies &= np.arange(len(varies)) != self.lumped
+        return replace(self, by_length=np.flatnonzero(varies)) if varies.any() else self
+
+    @cached_property
     def bin_s(self) -> Values:
-        """[c] length of each column's bin of a usual interval, 0 where that has no end."""
+        """[c] length of each bin of a usual interval, 0 where that has no end."""
         ends = [np.append(ends, max([usual, *ends])) for ends, usual in zip(self.bin_ends_s, self.usual_s, strict=True)]
         return np.concatenate([np.diff(x, prepend=0.0) for x in ends])
 
@@ -138,7 +163,7 @@ class States:
         settings = len({kind.setting for kind in phases.classes})
         state, lumped = _most_common(state, length, min(MOST_STATES * max(settings, 1), MOST_OF_SETTINGS))
         numbers = int(state.max(initial=0)) + 1
-        usual = _usual_length(state, length, numbers)
+        usual, spread, mean_length = _lengths(state, length, numbers)
         bin_ends = tuple(_bin_ends(x, is_fine=True) for x in usual)
         if sum(len(ends) + 1 for ends in bin_ends) > MOST_BINS:
             bin_ends = tuple(_bin_ends(x, is_fine=False) for x in usual)
@@ -146,7 +171,7 @@ class States:
         is_rest[state[~inner]] = True
         if lumped >= 0:
             is_rest[lumped] = False
-        return cls(edge_ns, state, usual, bin_ends, is_rest, lumped)
+        return cls(edge_ns, state, usual, bin_ends, is_rest, lumped, spread, mean_length)
 
     @cached_property
     def _bins_ns(self) -> tuple[Ints, Ints, Ints, Ints]:
@@ -186,7 +211,13 @@ class States:
         keep = max(int(np.searchsorted(at, begin_ns, "right")) - 1, 0)
         at, column = at[keep:], column[keep:]
         at[0] = begin_ns
-        return StateCells(begin_ns, np.append(at - begin_ns, end_ns - begin_ns) * 1e-9, column)
+        cells = StateCells(begin_ns, np.append(at - begin_ns, end_ns - begin_ns) * 1e-9, column)
+        if not len(self.by_length):
+            return cells
+        length_s = np.asarray((np.append(inner, until) - starts) * 1e-9, np.float64)
+        longer = _shares(length_s, self.usual_s[state]) - self.mean_length[state]
+        longer, own = np.where(self.length_column[state] < 0, 0.0, longer), np.maximum(self.length_column[state], 0)
+        return replace(cells, longer=np.repeat(longer, count)[keep:], length_column=np.repeat(own, count)[keep:])
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +229,16 @@ class StateCells:
     """[n + 1] where cells begin, and the end of the last one."""
     column: NDArray[np.int64]
     """[n]"""
+    longer: Values = field(default_factory=lambda: np.zeros(0))
+    """[n] by how much longer than the mean the interval is, as a share of the usual length; none where no power goes
+    with that,"""
+    length_column: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+    """and the column of the power by that; any where it is 0."""
+
+    def power(self, watts: Values) -> Values:
+        """[n] of each cell, of ``watts`` of each column."""
+        power = watts[self.column]
+        return np.asarray(power + self.longer * watts[self.length_column] if len(self.longer) else power)
 
     def joules(self, watts: Values) -> Values:
         """[n + 1] of so much power in each cell, from the first cell up to where each begins, and to the end."""
@@ -255,13 +296,24 @@ def _most_common(state: NDArray[np.int32], length: Values, most: int) -> tuple[N
     return new[state], most - 1
 
 
-def _usual_length(state: NDArray[np.int32], length: Values, numbers: int) -> Values:
-    """[s] upper quartile of how long each state lasts."""
-    usual = np.zeros(numbers)
+def _lengths(state: NDArray[np.int32], length: Values, numbers: int) -> tuple[Values, Values, Values]:
+    """[s] upper quartile of how long each state lasts, and as shares of that half the distance of the outer sixths, and
+    the mean by time."""
+    usual, spread, mean = np.zeros((3, numbers))
     for number in range(numbers):
         own = length[state == number]
-        usual[number] = np.partition(own, len(own) * 3 // 4)[len(own) * 3 // 4]
-    return usual
+        low, quartile, high = len(own) // 6, len(own) * 3 // 4, len(own) * 5 // 6
+        own.partition((low, quartile, high))
+        usual[number] = own[quartile]
+        if own[quartile] > 0:
+            spread[number] = (own[high] - own[low]) / (2 * own[quartile])
+            mean[number] = own @ _shares(own, usual[number]) / own.sum()
+    return usual, spread, mean
+
+
+def _shares(length_s: Values, usual_s: Values | float) -> Values:
+    """Lengths as multiples of the usual one, no more than the greatest that counts."""
+    return np.asarray(np.minimum(length_s / np.maximum(usual_s, 1e-9), MOST_STRETCH))
 
 
 def _bin_ends(usual_s: float, *, is_fine: bool) -> Values:
