@@ -81,7 +81,7 @@ class Scenario:
     by_length: float = 0.0
     """By how much more power a phase takes that is longer, as a multiple of how much longer it is."""
     random_pause: float = 0.0
-    """Seconds that are waited behind half of the iterations, on average: exponentially distributed."""
+    """Seconds that are waited behind every second iteration, on average: between none and twice as many."""
     slopes: tuple[float, ...] = (0.0, 0.0, 0.0, 0.0)
     """By how much power rises from the begin of each phase to its end, as a share of its mean."""
     beside: tuple[Sensor, ...] = ()
@@ -183,7 +183,7 @@ def make(path: Path, scenario: Scenario) -> KnownRun:
     add([0.0, now], [level, level], 0.0)
     phases.append(("training", now, now, -1))
     began = now
-    slow = 1.0
+    slow, has_waited = 1.0, False
     while now - began < scenario.seconds:
         outer = len(phases)
         phases.append(("iteration", now, now, 0))
@@ -203,8 +203,8 @@ def make(path: Path, scenario: Scenario) -> KnownRun:
         length = 0.0
         if scenario.pause:
             length = round(scenario.pause * whole * (1 + scenario.jitter * rng.uniform(-1, 1)), 9)
-        elif scenario.random_pause and rng.random() < 0.5:
-            length = round(rng.exponential(scenario.random_pause), 9)
+        elif scenario.random_pause and (has_waited := not has_waited):
+            length = round(scenario.random_pause * rng.uniform(0, 2), 9)
         if length:
             x, w = knots_of(
                 "steps" if scenario.family in ("restless", "bursts", "slopes") else scenario.family,

@@ -179,8 +179,8 @@ def pause_scenarios() -> list[Scenario]:
 CLASS_SENSORS = tuple(
     replace(sensor, u_gain=0.002, u_offset=0.1)
     for sensor in (
-        sensor_named("chip 500/s"),
-        Sensor("chip 59/s, window 8.5 ms", 17 * MS, 8.5 * MS, centre=0.3 * MS, noise=0.3),
+        Sensor("point 500/s", 2 * MS),
+        Sensor("chip 59/s, window 8.5 ms", 17 * MS, 8.5 * MS),
         *map(sensor_named, ("low-pass 50/s", "window 100 of 100 ms", "counter 10/s")),
     )
 )
@@ -218,7 +218,7 @@ def ramp_scenario(seed: int) -> Scenario:
 
 
 def alt3_scenario(seed: int) -> Scenario:
-    """Two phases of 3 ms, and random pauses of 2 ms behind half of the iterations."""
+    """Two phases of 3 ms, and random pauses of 2 ms behind every second iteration."""
     scenario = class_scenario(seed)
     return replace(
         scenario, iteration=6 * MS, random_pause=2 * MS, seconds=8.0, shares=(0.5, 0.5), watts=(330.0, 250.0),

@@ -122,13 +122,20 @@ def line_parts(
     # what is wrong with the timing for each alike, as it is at its edges.
     labels = int(label.max(initial=-1)) + 1
     leverage, restless = posterior.leverage(begin, end, label)
-    together_s, together_j, count = np.zeros((3, labels))
+    together_s, together_j, count, jumps_j, jumps_j2 = np.zeros((5, labels))
     for own in pieces(len(begin)):
         of = label[own]
         count += np.bincount(of, minlength=labels)
         together_s += np.bincount(of, weights=(end[own] - begin[own]) * 1e-9, minlength=labels)
         together_j += np.bincount(of, weights=energy_j[own], minlength=labels)
+        jump_j = between(own).jump_j
+        jumps_j += np.bincount(of, weights=jump_j, minlength=labels)
+        jumps_j2 += np.bincount(of, weights=jump_j**2, minlength=labels)
     power2, response2, misfit2 = posterior.variance(leverage[:, :-1], together_s / np.maximum(count, 1))
+    # Residuals that jump alike where intervals of a class begin or end, as where power depends on what was before: what
+    # a straight line makes of that does not average out. What they do by chance does.
+    alike2 = np.maximum(jumps_j**2 - jumps_j2, 0.0) / 3
+    power2, misfit2 = power2 + alike2, misfit2 + alike2
     told = NORMAL * np.sqrt(power2 + response2) <= LIMIT * np.abs(together_j)
     told &= ~posterior.is_lumped(begin, end, label, labels)
     clock_ns = float(np.max(signal.clock.bound_ns(signal.t_ns[[0, -1]]))) if signal.clock is not None else 0.0

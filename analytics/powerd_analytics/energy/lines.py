@@ -33,6 +33,9 @@ WORKERS = 2
 """Slices that are worked on at once: numpy lets other threads run, and each slice takes memory."""
 CELLS = 1 << 18
 """Cells, each a bin of a state, of what is worked on at once: each takes about 100 bytes, of two slices at once."""
+JUMP = 6
+"""Of (difference of two readings) x (their distance), the line between them takes one part in so many from one side of
+a step that lies anywhere between them to the other, on average: the mean of difference x^2 / (2 distance)."""
 FEW_EDGES = 6
 """Readings for each edge of a state from which on the plain integral is taken between edges."""
 
@@ -50,10 +53,13 @@ class Upto:
     """Without readings, between readings."""
     outside_s: Values
     """Before the first reading, behind the last, and where a counter was set back."""
+    jump_j: Values
+    """What the line between two residuals puts before a moment at which they jump, on average. It is no sum: a moment
+    takes from one side what it gives the other."""
 
     @classmethod
     def zeros(cls, m: int) -> Upto:
-        return cls(np.zeros(m, np.longdouble), *(np.zeros(m) for _ in range(4)))
+        return cls(np.zeros(m, np.longdouble), *(np.zeros(m) for _ in range(5)))
 
     def between(self, begin: Numbers, end: Numbers) -> Upto:
         """The differences for pairs of moments, by their numbers."""
@@ -66,7 +72,7 @@ def upto(model: LineModel, moments_ns: Ints) -> Upto:
     result = Upto.zeros(len(moments_ns))
     if not len(moments_ns):
         return result
-    base: list[Any] = [np.longdouble(0), 0.0, 0.0, 0.0, 0.0]
+    base: list[Any] = [np.longdouble(0), 0.0, 0.0, 0.0, 0.0, 0.0]
     done = 0
     with ThreadPoolExecutor(WORKERS) as pool:
         for own, work in _delayed(_slices(model, moments_ns, pool), WORKERS):
@@ -192,9 +198,13 @@ def _of_piece(model: LineModel, piece: Signal, low: int, high: int, at_ns: Ints)
         prefix = np.concatenate([[0.0], np.cumsum(per_interval)])
         return np.asarray(prefix[i] + per_interval[i] * into)
 
+    jump_j = np.zeros(len(at))
     if level is None:
         energy = straight(steps)
     else:
+        # The readings see a moment a little later or earlier.
+        k = np.clip(np.searchsorted(t, at - response.shift_s, "right") - 1, 0, len(t) - 2)
+        jump_j = np.where(gap, 0.0, np.diff(level) * dt / JUMP)[k]
         prefix = np.concatenate([[0.0], np.cumsum(steps)])
         energy = prefix[i] + (level[i] + (level[i + 1] - level[i]) * into / 2) * into * weight[i]
     energy += model.upto(cells, at)
@@ -204,6 +214,7 @@ def _of_piece(model: LineModel, piece: Signal, low: int, high: int, at_ns: Ints)
         "missing_j2": straight(np.where(gap, variance, 0.0)) if gap.any() else np.zeros(len(at)),
         "lost_s": straight(np.where(is_broken, 0.0, missing_ns) * 1e-9) if gap.any() else np.zeros(len(at)),
         "outside_s": straight(np.where(is_broken, missing_ns, 0.0) * 1e-9) if is_broken.any() else np.zeros(len(at)),
+        "jump_j": jump_j,
     }
     ends = (steps[0] / dt[0], steps[-1] / dt[-1]) if level is None else (level[0], level[-1])
     return _with_outside(residual, columns, at, (t[0], t[-1]), ends)
@@ -280,7 +291,9 @@ def _dense(
     variance = float(model.residual.bridged(np.array([spacing_s - model.response.seen_s]))[1][0])
     variance_j2, zeros = variance / spacing_s * within + jump2[number], np.zeros(len(at))
     variance_j2[own] += (jump2[number[own] + 1] - jump2[number[own]]) * into / dt[number[own]]
-    columns = {"energy_j": energy, "variance_j2": variance_j2}
+    jump_j = np.zeros(len(at_ns))
+    jump_j[own] = (np.diff(value[wanted] - seen) * np.diff(t) / JUMP)[place[number[own]]]
+    columns = {"energy_j": energy, "variance_j2": variance_j2, "jump_j": jump_j}
     columns |= dict.fromkeys(("missing_j2", "lost_s", "outside_s"), zeros)
     left = (float(value[0] - seen[0]), float(value[-1] - seen[-1]))
     return _with_outside(model.residual, columns, at, (float(t[0]), float(t[-1])), left)

@@ -128,6 +128,19 @@ def test_power_goes_with_the_length_of_phases_that_vary_and_have_few_readings(tm
     assert with_length(0.02, 0.1) == with_length(0.3, 0.001) == 0
 
 
+def test_residuals_that_jump_alike_at_each_end_of_a_phase_are_in_its_uncertainty(tmp_path):
+    # Forward begins from another power behind each second backward, which has what the line to that one takes.
+    case = replace(truth.alt3_scenario(50), seconds=4.0)
+    assert case.sensor.name == "point 500/s"
+    made = known.make(tmp_path / "run.h5", case)
+    each = phase_energies(read_run(made.path), "gpu0")
+    own = np.array([p[0] == "backward" for p in made.phases])
+    begin, end = (np.array([p[k] for p in made.phases])[own] for k in (1, 2))
+    truth_j = made.power.joules(end) - made.power.joules(begin)
+    error, u95 = (each.energy_j[own] / truth_j).mean() - 1, 1.96 * each.u_systematic_j[own].mean() / truth_j.mean()
+    assert 0.005 < error < u95 < 0.01  # without what jumps alike U95 was 0.4 %
+
+
 def test_totals_do_not_alias(tmp_path):
     cases = [replace(c, seconds=8.0) for c in truth.grid_scenarios()[::18]]
     # Of 64 readings in a row all see the same phase, and of ramps the residuals of many are alike.
