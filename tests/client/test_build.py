@@ -48,6 +48,23 @@ def open_incomplete(out, why):
     return open_run(out)
 
 
+def test_a_short_run_is_not_mostly_structure(out):
+    """No dataset has room for more than it holds: each that may grow for ever took three kilobytes."""
+    small_run.make_run_file(out)
+    stored = []
+    with open_run(out) as file:
+        file.visititems(lambda name, item: stored.append(item) if isinstance(item, h5py.Dataset) else None)
+        assert {name for d in stored for name, most in [(d.name, d.maxshape[0])] if most != max(len(d), 1)} == set()
+    assert out.stat().st_size < 50_000  # 73,437 where chunks were as long as those of a long run
+
+
+def test_a_board_that_restarts_has_room_for_the_readings_of_both_its_lives(out):
+    pieces = [*head(), *frames(), *frames(7, 20, EPOCH + 1, 300 * PERIOD_NS), *stop(600 * PERIOD_NS)]
+    build.build_run(make_journal(out, pieces), out)
+    with open_run(out) as file:
+        assert file["lines/gpu0.rail_1/t_board_ns"].shape == (340,)
+
+
 def test_every_reading_and_setting_is_in_the_run_file(out):
     directory = make_journal(out, head() + frames() + stop(200 * PERIOD_NS))
     build.build_run(directory, out)

@@ -15,7 +15,7 @@ from powerd_client.journals.marks import MarkWriter
 from powerd_client.runs import runfile
 from powerd_client.runs.build import build_run, keep_journal, read_contents
 from powerd_client.runs.recover import kept_journals, needed_for, open_run, recover
-from powerd_client.runs.runfile import seal
+from powerd_client.runs.runfile import make_dataset, seal
 from powerd_core import wire
 from powerd_core.errors import RunFileError
 from powerd_core.wire import Garbage, Message
@@ -220,8 +220,9 @@ class TestHostile:
         make_run_file(out)
         with h5py.File(out, "r+") as file:
             for name in set(file["phases"]) - {"kinds"}:
-                file["phases"][name].resize((200_000,))
-                file["phases"][name][:] = 7
+                dtype = file["phases"][name].dtype
+                del file["phases"][name]
+                make_dataset(file["phases"], name, np.full(200_000, 7, dtype), "1", 200_000)
         open_run(out).close()
         monkeypatch.setattr(runfile, "_WIDE_BYTES", 1 << 20)
         out.touch()  # a file that has not changed is not looked at again

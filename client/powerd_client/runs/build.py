@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -433,10 +434,13 @@ def write_run(file: h5py.File, contents: Contents, journal_file: Path) -> Iterat
     file.flush()
     account = LossAccount(start_ns, stop_ns, end_cause)
     total, done = sum(f.size for f in contents.streams.values()) or 1, 0
-    lines = file.create_group("lines")
+    lines, most = file.create_group("lines"), Counter[str]()
+    for epoch in (epoch for epochs in streams for epoch in epochs):
+        for line in epoch.stream.lines:
+            most[own_name(line.name)] += epoch.frames.scans
     for epochs in streams:
         account.add_stream(epochs)
-        for size in _write_stream(lines, epochs, journal_file, contents, account):
+        for size in _write_stream(lines, epochs, most, journal_file, contents, account):
             done += size
             yield done / total
     _note_undescribed(contents)
@@ -484,9 +488,15 @@ def _note_undescribed(contents: Contents) -> None:
 
 
 def _write_stream(
-    lines: h5py.Group, epochs: Sequence[StreamEpoch], journal_file: Path, contents: Contents, account: LossAccount
+    lines: h5py.Group,
+    epochs: Sequence[StreamEpoch],
+    most: Mapping[str, int],
+    journal_file: Path,
+    contents: Contents,
+    account: LossAccount,
 ) -> Iterator[int]:
-    """Write all lines of one stream, epoch after epoch. What has no known time goes into the account.
+    """Write all lines of one stream, epoch after epoch: of each at most so many readings. What has no known time goes
+    into the account.
 
     Yields now and then how many bytes of the journal have been written since.
     """
@@ -494,7 +504,7 @@ def _write_stream(
     clocks: dict[str, list[tuple[str, int]]] = {}
     with journal_file.open("rb") as file:
         for epoch in epochs:
-            groups = [_open_line(lines, epoch, index, contents) for index in range(len(epoch.names))]
+            groups = [_open_line(lines, epoch, index, most, contents) for index in range(len(epoch.names))]
             for group in groups:
                 clocks.setdefault(group.name, []).append((epoch.clock, group["t_ns"].shape[0]))
             if not epoch.pieces:
@@ -526,7 +536,9 @@ def batches(file: BinaryIO, frames: StreamFrames, stream: Stream) -> Iterator[Ar
             batch, size = [], 0
 
 
-def _open_line(lines: h5py.Group, epoch: StreamEpoch, index: int, contents: Contents) -> h5py.Group:
+def _open_line(
+    lines: h5py.Group, epoch: StreamEpoch, index: int, most: Mapping[str, int], contents: Contents
+) -> h5py.Group:
     """The group of a line, made where it is not there yet, or cannot be shared."""
     description, stream, line = epoch.description, epoch.stream, epoch.stream.lines[index]
     conversion = json.dumps(to_document(line.conversion))
@@ -556,7 +568,7 @@ def _open_line(lines: h5py.Group, epoch: StreamEpoch, index: int, contents: Cont
         )
         codes = ((c.name, c.typecode, "raw code") for c in stream.columns)
         for column, dtype, units in (("t_board_ns", "i8", "ns"), ("t_ns", "i8", "ns"), ("flags", "u2", "bits"), *codes):
-            make_dataset(group, column, np.empty(0, dtype), units)
+            make_dataset(group, column, np.empty(0, dtype), units, most[own_name(line.name)])
     return group
 
 

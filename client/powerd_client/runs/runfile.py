@@ -195,13 +195,18 @@ def _move(partial: Path, out: Path, overwrite: bool) -> None:
 
 def write_numbers(group: h5py.Group, name: str, values: Any, units: str) -> None:
     """A column, or columns side by side, that does not grow any more."""
-    make_dataset(group, name, np.asarray(values), units, _TABLE_ROWS)
+    data = np.asarray(values)
+    make_dataset(group, name, data, units, len(data), _TABLE_ROWS)
 
 
-def make_dataset(group: h5py.Group, name: str, data: Any, units: str, rows: int = _LINE_ROWS) -> h5py.Dataset:
-    """A dataset of numbers that may grow along its first axis, in chunks of ``rows``."""
+def make_dataset(
+    group: h5py.Group, name: str, data: Any, units: str, most: int, rows: int = _LINE_ROWS
+) -> h5py.Dataset:
+    """A dataset of numbers that may grow along its first axis to ``most``, in chunks of ``rows``. Where it may grow
+    for ever, HDF5 needs three kilobytes more to find its chunks."""
+    most = max(most, 1)
     dataset = group.create_dataset(
-        name, data=data, maxshape=(None, *data.shape[1:]), chunks=(rows, *data.shape[1:]),
+        name, data=data, maxshape=(most, *data.shape[1:]), chunks=(min(rows, most), *data.shape[1:]),
         compression="gzip", compression_opts=1, shuffle=True, fletcher32=True,
     )  # fmt: skip
     dataset.attrs["units"] = units
@@ -221,9 +226,10 @@ def write_strings(group: h5py.Group, name: str, texts: Sequence[str], most_bytes
     fixed = width * len(encoded) <= most_bytes
     dtype = h5py.string_dtype("utf-8", width if fixed else None)
     rows = min(_TABLE_ROWS, max(1, _STRING_CHUNK_BYTES // width)) if fixed else _TABLE_ROWS
+    most = max(len(encoded), 1)
     group.create_dataset(
-        name, data=np.array(encoded, dtype), dtype=dtype, maxshape=(None,), chunks=(rows,), compression="gzip",
-        compression_opts=1, fletcher32=fixed,
+        name, data=np.array(encoded, dtype), dtype=dtype, maxshape=(most,), chunks=(min(rows, most),),
+        compression="gzip", compression_opts=1, fletcher32=fixed,
     )  # fmt: skip
 
 
