@@ -24,7 +24,7 @@ from powerd_analytics.campaigns.executors import Local
 from powerd_analytics.campaigns.journal import Journal
 from powerd_analytics.cli import shared
 from powerd_analytics.optimise.policy import Job, Target, TrainingSettings
-from powerd_analytics.optimise.recurrences import Recurrences, open_recurrences
+from powerd_analytics.optimise.recurrences import Recurrences
 from powerd_analytics.output import export
 from powerd_analytics.output.export import Column, make_table, read_table, write_tables
 from powerd_analytics.output.text import MADE_BY
@@ -246,7 +246,7 @@ def test_another_users_state_is_not_taken(tmp_path):
     path = tmp_path / "optimise.sqlite"
     Recurrences(path, JOB, "ours").new_recurrence()
     os.chown(path, OTHER, OTHER)
-    for act in (Recurrences(path, JOB, "ours").new_recurrence, lambda: open_recurrences(path, "job")):
+    for act in (Recurrences(path, JOB, "ours").new_recurrence,):
         with pytest.raises(ConfigError, match="belongs to another user"):
             act()
 
@@ -255,7 +255,7 @@ def test_a_state_of_before_is_taken_and_gets_our_number(tmp_path):
     path = tmp_path / "optimise.sqlite"
     assert Recurrences(path, JOB, "ours").new_recurrence() == 0
     database(path, "PRAGMA application_id = 0", "DROP TABLE steps")
-    assert open_recurrences(path, "job").new_recurrence() == 1
+    assert Recurrences(path, JOB, "ours").new_recurrence() == 1
     with closing(sqlite3.connect(path)) as rows:
         assert rows.execute("PRAGMA application_id").fetchone()[0].to_bytes(4) == b"powd"
 
