@@ -154,7 +154,7 @@ def print_drift(
         if policy is LognormalPolicy:
             missed += [f"failures under {shape}"] * (failures > 0)
             missed += [f"median under {shape} about the {pivot} batch size"] * (ratio > 1)
-            missed += [f"worst under {shape} about the {pivot} batch size"] * (each[worst] > 1.5)
+            missed += [f"worst under {shape} about the {pivot} batch size"] * bool(each[worst] > 1.5)
     return missed
 
 

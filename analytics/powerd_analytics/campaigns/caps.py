@@ -1,16 +1,17 @@
 """The quick exploration of power caps: the whole grid, or rounds that go where a run tells most.
 
 `joules campaign caps` makes of a plain command a campaign with one factor, the cap. An adaptive one begins with five
-caps twice (`adaptive`); where it cannot promise a best cap, it goes on to the grid.
+caps twice (`adaptive`); where it cannot promise a best cap, it measures the best one's neighbours.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from powerd_analytics.campaigns.adaptive import Adaptive, Verdict
+from powerd_analytics.campaigns.adaptive import PROMISE, Adaptive, Verdict
 from powerd_analytics.campaigns.design import Cell, Control, Design, Guard, Item, Repeats, Simulation
-from powerd_analytics.campaigns.journal import History
+from powerd_analytics.campaigns.journal import History, Result
+from powerd_core import verdict as settings
 from powerd_core.errors import ConfigError
 from powerd_core.lease import Range
 
@@ -66,11 +67,14 @@ class Rounds:
     def next_block(self, history: History) -> list[Item]:
         verdict = self.verdict(history)
         if verdict is not None:
-            return [] if verdict.is_promised else self._of_grid(verdict, history)
+            return [] if verdict.is_promised else self._of_neighbours(verdict, history)
         items = self._of_round()
         if given_up := [item for item in items if history.record(item).is_given_up]:
             raise ConfigError(f"no run at {given_up[0].cell} counts: the rounds cannot go on without it")
-        return [item for item in items if not history.record(item).is_done]
+        todo = [item for item in items if not history.record(item).is_done]
+        # The run at the least cap comes alone: it may say that no cap binds.
+        is_first = self._round == 0 and len(todo) == len(items)
+        return [item for item in todo if float(item.cell.levels[FACTOR]) == min(self._cells)] if is_first else todo
 
     def planned(self, history: History) -> int:
         """Of this round; the rest depends on what it gives."""
@@ -80,6 +84,9 @@ class Rounds:
         """How the rounds ended, after all that the journal holds of them; None while they go on."""
         while items := self._of_round():
             results = [history.record(item).result for item in items]
+            if self._round == 0 and self._is_flat(items, results):
+                self._adaptive.end_flat()
+                break
             for item, result in zip(items, results, strict=True) if all(results) else ():
                 assert result is not None
                 self._adaptive.observe(float(item.cell.levels[FACTOR]), result.energy_j, result.time_s)
@@ -87,6 +94,15 @@ class Rounds:
                 return None
             self._round += 1
         return self._adaptive.verdict
+
+    def _is_flat(self, items: Sequence[Item], results: Sequence[Result | None]) -> bool:
+        """Whether the run at the least cap was never held back by it, as the driver has counted."""
+        least = min(self._cells)
+        return any(
+            result is not None and result.verdict == settings.Verdict.SLACK
+            for item, result in zip(items, results, strict=True)
+            if float(item.cell.levels[FACTOR]) == least
+        )
 
     def _of_round(self) -> list[Item]:
         caps = self._adaptive.next_round() or []
@@ -101,8 +117,8 @@ class Rounds:
             items.append(Item(cell, block, self.design.seed + block))
         return items
 
-    def _of_grid(self, verdict: Verdict, history: History) -> list[Item]:
-        """The next block of the grid: each cap that has too few runs yet, once."""
+    def _of_neighbours(self, verdict: Verdict, history: History) -> list[Item]:
+        """The next block of the best cap, those beside it and the reference: each that has too few runs yet, once."""
         missing = dict(verdict.remaining)
         for block in range(_MOST_TWICE // 2, _MOST_TWICE // 2 + self.design.repeats.max):
             at = block - _MOST_TWICE // 2
@@ -116,14 +132,19 @@ class Rounds:
 
 def promise_text(verdict: Verdict, metric: str) -> str:
     """What the rounds can promise, as a sentence."""
+    if verdict.is_flat:
+        return (
+            "the least cap never held the GPU back, as its driver has counted: no cap matters, and the default is as "
+            "good as any"
+        )
     if verdict.is_promised:
         return (
             f"after {verdict.runs} runs: at {verdict.cap_w:g} W the {metric} is within {100 * verdict.excess:.2g} % of "
             "the least that any cap has (95 %)"
         )
     return (
-        f"after {verdict.runs} runs no cap can be promised to be within 0.5 % of the least {metric} "
-        f"(so far {verdict.cap_w:g} W, within {100 * verdict.excess:.2g} %): the whole grid was measured"
+        f"after {verdict.runs} runs no cap can be promised to be within {100 * PROMISE:g} % of the least {metric} (so "
+        f"far {verdict.cap_w:g} W, within {100 * verdict.excess:.2g} %): it and those beside it were measured more"
     )
 
 

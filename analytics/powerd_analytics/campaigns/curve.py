@@ -132,7 +132,7 @@ class CapCurve:
         i = int(at[lowest(log_m[at])])
         half = self._factor(0.975) * self._sd(slopes, i)
         also = None if self.is_form_kept else self._near_in_means(merit)
-        best = best_of_curve(i, log_m - log_m[i], half, also)
+        best = best_of_curve(i, log_m - log_m[i], half, np.isin(self.levels_w, self.cells.caps_w), also)
         _, value, u95 = self.values(metric)
         as_good, unsure = (tuple(self.levels_w[list(rows)].tolist()) for rows in (best.as_good, best.open))
         return BestCap(float(self.levels_w[i]), float(value[i]), float(u95[i]), best, as_good, unsure)

@@ -27,6 +27,8 @@ TIE = 0.001
 """Of ln M: a row that may be as little worse as this cannot be told from the best."""
 NEAR = 0.02
 """Of ln M: a row is as good only where it is surely no worse than this."""
+NEAR_UNSEEN = 0.01
+"""The same of a row that was not measured."""
 EQUAL = 1e-9
 """Of ln M: rounding. Above the cap that binds, all caps are one."""
 
@@ -98,14 +100,21 @@ def _mean_and_half(own: Mapping[int, float], other: Mapping[int, float]) -> tupl
     return float(np.mean(x)), float(half)
 
 
-def best_of_curve(row: int, off: Values, half: Values, also: Flags | None = None) -> Best:
-    """By a curve: ``off`` [n] is ln M over that of ``row``, the best, ``half`` the half-widths of its 95 % intervals.
-    Of rows that are ``also`` near by their own means the curve is not asked."""
-    return _told(row, off, half, np.ones(len(off), bool), "curve", also)
+def best_of_curve(row: int, off: Values, half: Values, is_seen: Flags, also: Flags | None = None) -> Best:
+    """By a curve: ``off`` [n] is ln M over that of ``row``, the best, ``half`` the half-widths of its 95 % intervals,
+    ``is_seen`` which rows were measured. Of rows that are ``also`` near by their own means the curve is not asked."""
+    near = np.where(is_seen, NEAR, NEAR_UNSEEN)
+    return _told(row, off, half, np.ones(len(off), bool), "curve", also, near)
 
 
 def _told(
-    row: int, off: Values, half: Values, is_there: Flags, how: Literal["pairs", "curve"], also: Flags | None = None
+    row: int,
+    off: Values,
+    half: Values,
+    is_there: Flags,
+    how: Literal["pairs", "curve"],
+    also: Flags | None = None,
+    near: Values | float = NEAR,
 ) -> Best:
     alike = is_there & (off - half <= TIE)
     alike[row] = True
@@ -113,7 +122,7 @@ def _told(
         alike |= also
     with np.errstate(invalid="ignore"):
         most = np.where(np.arange(len(off)) == row, 0.0, np.maximum(off + half, 0.0))
-    is_near = alike & (most <= NEAR)
+    is_near = alike & (most <= near)
     as_good = np.flatnonzero(is_near)
     within = tuple(float(np.expm1(most[i])) for i in as_good)
     return Best(row, tuple(as_good.tolist()), within, how, tuple(np.flatnonzero(alike & ~is_near).tolist()))

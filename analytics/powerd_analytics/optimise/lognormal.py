@@ -66,7 +66,7 @@ class Parameters:
     reach_octaves: float = 1.5
     """How far from what was tried the next batch size may lie."""
     least_horizon: int = 20
-    half_life: float = 20.0
+    half_life: float = 40.0
     """Recurrences after which a training counts half."""
     curve_share: float = 0.3
     """Uncertainty of what a learning curve predicts, as a share of the predicted rest, in logarithms."""

@@ -59,15 +59,17 @@ def test_what_was_never_near_enough_to_be_known_is_open_and_not_as_good():
     assert best.open == (1, 2)  # a single run; runs that are far apart
     assert best.worst == 0.0
     off, half = np.array([0.0, 0.004, 0.02, 0.05]), np.array([0.0, 0.01, 0.03, 0.01])
-    best = best_of_curve(0, off, half)
+    best = best_of_curve(0, off, half, np.ones(4, bool))
     assert (best.as_good, best.open) == ((0, 1), (2,))
     assert best.within == pytest.approx((0.0, np.expm1(0.014)))
+    best = best_of_curve(0, off, half, np.array([True, False, True, True]))
+    assert (best.as_good, best.open) == ((0,), (1, 2)), "one that was not measured is to be surely within 1 %"
 
 
 @given(st.lists(st.tuples(st.floats(0, 0.1), st.floats(0, 0.1)), min_size=1, max_size=12))
 def test_every_row_is_as_good_open_or_worse(rows):
     off, half = np.array([(0.0, 0.0), *rows]).T
-    best = best_of_curve(0, off, half)
+    best = best_of_curve(0, off, half, np.ones(len(off), bool))
     assert not set(best.as_good) & set(best.open)
     assert best.within[0] == 0.0
     assert best.worst <= np.expm1(NEAR)
