@@ -123,7 +123,7 @@ def compared(ours: Regrets, zeus: Regrets) -> tuple[str, tuple[float, float, flo
 
 
 def print_workloads(regrets: dict[str, Regrets]) -> None:
-    print("| device | job | zeus | mended-zeus | ours | ours / zeus | first 20 |")
+    print("| device | job | zeus | ours | ours / zeus | first 20 |")
     print("| --- | --- | --- | --- | --- | --- | --- |")
     whole, first = (ratios(regrets["ours"], regrets["zeus"], which) for which in (0, 1))
     for i, (gpu, job) in enumerate(regrets["zeus"]):

@@ -128,19 +128,21 @@ class Alternative:
 def alternatives(trace: JobTrace) -> list[Alternative]:
     """All traced settings with which the target is reached."""
     return [
-        Alternative(settings, expected.energy_j, expected.time_s, _u95_share(trace, settings.batch_size))
+        Alternative(settings, expected.energy_j, expected.time_s, _u95_share(trace, settings))
         for settings in trace.settings
         if (expected := trace.expected(settings)).time_s < NEVER
     ]
 
 
-def _u95_share(trace: JobTrace, batch_size: int) -> float | None:
-    """Of the mean number of epochs, relative.
+def _u95_share(trace: JobTrace, settings: TrainingSettings) -> float | None:
+    """Of the mean energy of runs that are alike, or of the mean number of epochs, relative.
 
     Epochs are whole, and all may be equal by chance: the next training differs by one with a probability of 1 / (n + 2)
     at least (Laplace's rule of succession).
     """
-    epochs = [min(curve.epochs, trace.job.max_epochs) for curve in trace.curves[batch_size]]
+    if trace.u95_shares is not None:
+        return trace.u95_shares.get(settings)
+    epochs = [min(curve.epochs, trace.job.max_epochs) for curve in trace.curves[settings.batch_size]]
     n = len(epochs)
     if n < 2:
         return None
@@ -160,9 +162,10 @@ def as_good(trace: JobTrace) -> list[TrainingSettings]:
     """The settings of the least cost, and those that cannot be told from them by the traced trainings."""
     best = oracle(trace)
     # One batch size has the same epochs under every limit.
-    others = [settings for settings in trace.settings if settings.batch_size != best.batch_size]
+    are_alike = trace.u95_shares is not None
+    others = [s for s in trace.settings if s != best and (are_alike or s.batch_size != best.batch_size)]
     costs_j = {settings: trace.expected_cost_j(settings) for settings in [best, *others]}
-    u95_j = {s: u95 * cost for s, cost in costs_j.items() if (u95 := _u95_share(trace, s.batch_size)) is not None}
+    u95_j = {s: u95 * cost for s, cost in costs_j.items() if (u95 := _u95_share(trace, s)) is not None}
     known = [settings for settings, cost in costs_j.items() if settings in u95_j and cost != NEVER]
     if best not in known:
         return [best]
@@ -204,68 +207,101 @@ def suggestion_row(trace: JobTrace) -> dict[str, Any]:
 
 def suggestion_tables(traces: Sequence[JobTrace]) -> list[Table]:
     """The same, for people."""
-    return [_savings_table(traces), _best_table(traces), _slower_table(traces), _front_table(traces)]
+    return [_slower_table(traces), _best_table(traces), _savings_table(traces), _front_table(traces)]
+
+
+def _change(trace: JobTrace, of: TrainingSettings, name: str) -> dict[str, Cell]:
+    """Energy of settings off the default's in per cent, with U95. One batch size takes the same epochs under all
+    limits, so that only what is alike but for noise has any there."""
+    default = trace.job.default
+    ratio = trace.expected(of).energy_j / trace.expected(default).energy_j
+    is_exact = of == default or (trace.u95_shares is None and of.batch_size == default.batch_size)
+    shares = [_u95_share(trace, settings) for settings in (of, default)]
+    u95 = 0.0 if is_exact else None if None in shares else ratio * math.hypot(*(s for s in shares if s is not None))
+    return {name: 100 * (ratio - 1), f"u95_{name}": None if u95 is None else 100 * u95}
+
+
+def _pct(name: str, heading: str) -> tuple[Column, Column]:
+    """Columns of `_change`."""
+    u95 = Column(f"u95_{name}", "number", "%", heading="± U95", missing="", is_uncertainty=True)
+    return Column(name, "number", "%", heading=f"{heading} %"), u95
+
+
+def _joules(traces: Sequence[JobTrace], name: str) -> Column:
+    is_large = max(trace.expected(trace.job.default).energy_j for trace in traces) >= 1e6
+    per, heading = (1e6, "MJ") if is_large else (1e3, "kJ")
+    is_u95 = name.startswith("u95_")
+    return Column(name, "number", "J", heading="± U95" if is_u95 else heading, per=per, is_uncertainty=is_u95)
+
+
+def _seconds(traces: Sequence[JobTrace], name: str) -> Column:
+    is_long = max(trace.expected(trace.job.default).time_s for trace in traces) >= 3600
+    is_u95 = name.startswith("u95_")
+    per, heading = (3600.0, "h") if is_long else (1.0, "s")
+    return Column(name, "number", "s", heading="± U95" if is_u95 else heading, per=per, is_uncertainty=is_u95)
 
 
 def _savings_table(traces: Sequence[JobTrace]) -> Table:
     columns = [
-        Column("job"), Column("default"), Column("mj", "number", "J", heading="MJ", per=1e6),
-        Column("power_cap", "text", "%", heading="limit"), Column("batch", "text", "%"), Column("both", "text", "%"),
+        Column("job"), Column("default"), _joules(traces, "energy_j"),
+        *(Column(f"{name}_pct", "number", "%", heading=f"{heading} %")
+          for name, heading in (("power_cap", "limit"), ("batch", "batch"), ("both", "both"))),
     ]  # fmt: skip
     rows: list[list[Cell]] = []
     for trace in traces:
         savings, default = potential_savings(trace), trace.job.default
-        shares = [-savings.power_cap_pct, -savings.batch_size_pct, -savings.both_pct]
-        before_j = trace.expected(default).energy_j
-        rows.append([trace.job.name, _shown(default), before_j, *(_percent(share / 100) for share in shares)])
+        shares = [0.0 - savings.power_cap_pct, 0.0 - savings.batch_size_pct, 0.0 - savings.both_pct]
+        rows.append([trace.job.name, _shown(default), trace.expected(default).energy_j, *shares])
     return make_table("savings", "Energy that each knob could save", columns, rows)
 
 
 def _best_table(traces: Sequence[JobTrace]) -> Table:
     columns = [
-        Column("job"), Column("best"), Column("energy", "text", "%"), Column("time", "text", "%"),
-        Column("equals", heading="as good by the traces"),
+        Column("job"), Column("best"), *_pct("energy_pct", "energy"),
+        Column("time_pct", "number", "%", heading="time %"), Column("equals", heading="as good"),
     ]  # fmt: skip
-    rows: list[list[Cell]] = []
+    rows: list[dict[str, Cell]] = []
     for trace in traces:
         best, default = trace.expected(oracle(trace)), trace.expected(trace.job.default)
-        equals = first_of(list(dict.fromkeys(str(settings.batch_size) for settings in as_good(trace)[1:])), ", ", 5)
-        energy, time = best.energy_j / default.energy_j - 1, best.time_s / default.time_s - 1
-        rows.append([trace.job.name, _shown(oracle(trace)), _percent(energy), _percent(time), equals])
+        alike = as_good(trace)[1:]
+        texts = [str(s.batch_size) if trace.u95_shares is None else _shown(s) for s in alike]
+        row: dict[str, Cell] = {"job": trace.job.name, "best": _shown(oracle(trace))}
+        row |= _change(trace, oracle(trace), "energy_pct")
+        row |= {"time_pct": 100 * (best.time_s / default.time_s - 1)}
+        rows.append(row | {"equals": first_of(list(dict.fromkeys(texts)), ", ", 3)})
     return make_table("best", f"Best settings, eta {traces[0].job.eta:g}, against the default", columns, rows)
 
 
 def _slower_table(traces: Sequence[JobTrace]) -> Table:
     columns = [
-        Column("job"), *(Column(f"slower_{pct}", "text", "%", heading=f"{pct} %") for pct in SLOWER_PCT),
-        Column("settings", heading=f"settings at {SLOWER_PCT[-1]} %"),
+        Column("job"), *(column for pct in SLOWER_PCT[1:] for column in _pct(f"slower_{pct}_pct", f"{pct}")),
+        Column("settings", heading=f"at {SLOWER_PCT[1]} %"),
     ]  # fmt: skip
-    rows: list[list[Cell]] = []
+    rows: list[dict[str, Cell]] = []
     for trace in traces:
-        before_j = trace.expected(trace.job.default).energy_j
-        found = slower(trace).values()
-        rows.append(
-            [trace.job.name, *(_percent(a.energy_j / before_j - 1) for a in found), _shown([*found][-1].settings)]
-        )
-    return make_table("slower", "Energy, for those who may be slower than by default", columns, rows)
+        found, row = slower(trace), dict[str, Cell](job=trace.job.name)
+        for pct, alternative in found.items():
+            row |= _change(trace, alternative.settings, f"slower_{pct}_pct")
+        rows.append(row | {"settings": _shown(found[SLOWER_PCT[1]].settings)})
+    notes = ["energy off the default settings', for whoever may be so many per cent slower"]
+    return make_table("slower", "What is saved by those who may be slower", columns, rows, notes)
 
 
 def _front_table(traces: Sequence[JobTrace]) -> Table:
     columns = [
         Column("job"), Column("batch_size", "integer", "1", heading="batch"),
         Column("power_cap_w", "number", "W", heading="limit W"),
-        Column("energy_j", "number", "J", heading="MJ", per=1e6),
-        Column("u95_energy_j", "number", "J", heading="± U95", per=1e6, is_uncertainty=True),
-        Column("time_s", "number", "s", heading="h", per=3600.0),
-        Column("u95_time_s", "number", "s", heading="± U95", per=3600.0, is_uncertainty=True),
+        _joules(traces, "energy_j"), _joules(traces, "u95_energy_j"), _seconds(traces, "time_s"),
+        _seconds(traces, "u95_time_s"),
     ]  # fmt: skip
     rows = [{"job": trace.job.name, **alternative.document()} for trace in traces for alternative in front(trace)]
     return make_table("pareto", "Settings that no others beat in energy and in time", columns, rows)
 
 
 def _shown(settings: TrainingSettings) -> str:
-    cap = "" if settings.power_cap_w is None else f" {settings.power_cap_w:g} W"
-    return f"{settings.batch_size}{cap}"
+    """Batch size and limit; where a training has no batch size, its limit."""
+    cap = "" if settings.power_cap_w is None else f"{settings.power_cap_w:g} W"
+    return f"{settings.batch_size if settings.batch_size > 1 else ''} {cap}".strip()
 
 
 def _percent(share: float) -> str:

@@ -16,9 +16,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import numpy as np
 
+from powerd_analytics.frame.means import mean_of_numbers
 from powerd_analytics.optimise.policy import (
     Change,
     Decision,
@@ -59,6 +61,9 @@ class JobTrace:
     """By batch size."""
     costs: Mapping[int, Mapping[float, EpochCost]]
     """By batch size and power limit."""
+    u95_shares: Mapping[TrainingSettings, float | None] | None = None
+    """Of trainings that are alike but for noise, as the runs of a campaign: U95 of the mean energy, a share of it; None
+    from a single run. Without it the epochs' spread tells."""
 
     def with_eta(self, eta: float) -> JobTrace:
         return replace(self, job=replace(self.job, eta=eta))
@@ -332,6 +337,46 @@ def read_runs(path: Path, eta: float = 0.5) -> list[JobTrace]:
     if not trainings:
         raise AnalysisError(f"{path}: there are no trainings in this table")
     return [_trace_of(name, own, eta) for name, own in trainings.items()]
+
+
+def traces_of_runs(rows: Iterable[Mapping[str, Any]], where: str, eta: float = 0.5) -> list[JobTrace]:
+    """Traces of whole trainings without epochs, as a campaign or an index has them: rows with ``energy_j``, ``time_s``,
+    ``power_cap_w`` and, where there are any, ``batch_size`` (else 1) and ``model``. The default is the most frequent
+    first row's batch size with the greatest cap. Raises `AnalysisError` for none with a cap."""
+    found: dict[str, dict[tuple[int, float], list[tuple[float, float]]]] = {}
+    for row in rows:
+        energy_j, time_s, cap_w = (_float_of(row.get(name)) for name in ("energy_j", "time_s", "power_cap_w"))
+        if energy_j > 0 and time_s > 0 and cap_w > 0:
+            size = _float_of(row.get("batch_size"))
+            place = int(size) if size >= 1 else 1, cap_w
+            found.setdefault(str(row.get("model") or "training"), {}).setdefault(place, []).append((energy_j, time_s))
+    if not found:
+        raise AnalysisError(f"{where}: no run with joules, seconds and a power cap in force")
+    return [_trace_of_runs(name, own, eta) for name, own in found.items()]
+
+
+def _float_of(value: Any) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return 0.0
+    return number if math.isfinite(number) else 0.0
+
+
+def _trace_of_runs(name: str, runs: Mapping[tuple[int, float], list[tuple[float, float]]], eta: float) -> JobTrace:
+    costs: dict[int, dict[float, EpochCost]] = {}
+    shares: dict[TrainingSettings, float | None] = {}
+    for (size, cap_w), own in runs.items():
+        energy = mean_of_numbers([energy_j for energy_j, _ in own])
+        costs.setdefault(size, {})[cap_w] = EpochCost(energy.value, fmean(time_s for _, time_s in own))
+        shares[TrainingSettings(size, cap_w)] = (
+            None if len(own) < 2 or energy.u95 is None else energy.u95 / energy.value
+        )
+    default = next(iter(runs))[0]
+    caps = tuple(sorted({cap_w for _, cap_w in runs}))
+    start = TrainingSettings(default, max(costs[default]))
+    job = Job(name, tuple(sorted(costs)), caps, start, Target(1.0), 1, caps[-1], eta)
+    return JobTrace(job, {size: (LearningCurve(1.0),) for size in costs}, costs, shares)
 
 
 @dataclass(frozen=True, slots=True)

@@ -164,3 +164,20 @@ def test_a_training_that_crashed_is_no_saving(capsys, tmp_path, name, cell, mess
 )
 def test_what_cannot_be_done_is_one_line(capsys, options, message):
     assert message in refused(capsys, "optimise", "simulate", *options)
+
+
+def test_suggest_takes_the_folder_of_a_sweep_of_caps_and_an_index(capsys, tmp_path):
+    folder = tmp_path / "caps"
+    sweep = ("--on", "sim:rtx6000", "--from", 140, "--to", 260, "--step", 40, "--repeats", 3, "--into", folder)
+    assert joules(capsys, "campaign", "caps", *sweep)[0] == 0
+    (row,) = json.loads(joules(capsys, "optimise", "suggest", "--traces", folder, "--format", "json")[1])
+    assert row["default"]["power_cap_w"] == 260
+    assert {a["power_cap_w"] for a in row["pareto"]} <= {140, 180, 220, 260}
+    by_pct = {a["slower_pct"]: a for a in row["slower"]}
+    assert by_pct[5]["power_cap_w"] < 260
+    assert by_pct[5]["time_s"] <= 1.05 * row["default"]["time_s"]
+    assert by_pct[5]["u95_energy_j"] > 0
+    text = joules(capsys, "optimise", "suggest", "--traces", folder)[1]
+    assert text.startswith("What is saved by those who may be slower")
+    (folder / "campaign.jsonl").write_text("")
+    assert "no run with joules" in joules(capsys, "optimise", "suggest", "--traces", folder)[2]
