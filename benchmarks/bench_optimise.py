@@ -124,7 +124,7 @@ def compared(ours: Regrets, zeus: Regrets) -> tuple[str, tuple[float, float, flo
 
 def print_workloads(regrets: dict[str, Regrets]) -> None:
     print("| device | job | zeus | ours | ours / zeus | first 20 |")
-    print("| --- | --- | --- | --- | --- | --- | --- |")
+    print("| --- | --- | --- | --- | --- | --- |")
     whole, first = (ratios(regrets["ours"], regrets["zeus"], which) for which in (0, 1))
     for i, (gpu, job) in enumerate(regrets["zeus"]):
         means = " | ".join(f"{regrets[p][gpu, job][0].mean():.2f}" for p in ("zeus", "ours"))
