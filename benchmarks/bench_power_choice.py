@@ -37,7 +37,7 @@ from common import machine, options
 
 from powerd_client.energies.live_energy import Energy
 from powerd_client.knobs.cap_search import METRICS, CapSearch
-from powerd_client.knobs.power_choice import PowerChooser
+from powerd_client.knobs.power_choice import SETTLE_S, PowerChooser
 from powerd_client.signals.integral import Integral
 from powerd_core.gpu_physics import NETWORKS, RTX_6000, operate, timed
 from powerd_core.verdict import Verdict
@@ -129,7 +129,7 @@ class LateWorker(Executor):
 class VirtualHold:
     """A lease on the card of a training."""
 
-    settle_s, problem, verdict = 1.0, "", Verdict.BINDING
+    settle_s, problem, verdict = SETTLE_S, "", Verdict.BINDING
 
     def __init__(self, gpu: SimulatedGpu) -> None:
         self._gpu = gpu

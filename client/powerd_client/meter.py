@@ -336,7 +336,7 @@ class Meter:
         *,
         knob: str = "power_cap",
         iterations: int | None = None,
-        window_s: float = 2.0,
+        window_s: float = 1.4,
         settle_s: float | None = None,
     ) -> PowerChooser:
         """Choose the power cap while the training goes on, and hold it to the end of the ``with``::
@@ -351,7 +351,7 @@ class Meter:
         ``knob``          what is chosen: ``power_cap`` or ``sm_clock``
         ``iterations``    how many the training has: where the rest of it cannot repay the search, that ends
         ``window_s``      the least length of a window, which has five iterations at least
-        ``settle_s``      how long to wait behind a change (1 s)
+        ``settle_s``      how long to wait behind a change (0.3 s)
 
         At most 14 windows are measured: some caps, each beside a window at the default cap. Every window and the
         decision stand in the run as events ``power-choice``. The caps are a lease of the helper `powerd-control`, as
@@ -361,8 +361,8 @@ class Meter:
         slowdown or knob; after that, nothing.
         """
         from powerd_client.knobs.cap_search import CapSearch
-        from powerd_client.knobs.control import SETTLE_S, Hold
-        from powerd_client.knobs.power_choice import KNOBS, Bystander, PowerChooser
+        from powerd_client.knobs.control import Hold
+        from powerd_client.knobs.power_choice import KNOBS, SETTLE_S, Bystander, PowerChooser
         from powerd_core.lease import option_of
 
         CapSearch(1.0, 2.0, metric, max_slowdown)  # what is wrong is said at once

@@ -177,8 +177,11 @@ class LiveRun:
             return [Energy("", note=f"{type(error).__name__}: {error}")]
 
     def between(self, begin_ns: int, end_ns: int, wait_s: float) -> list[Energy]:
-        """What each device took between two moments of the host's clock. Waits at most so long for the last readings;
-        where they have not come, the energies are of what has (``is_so_far``). Raises nothing."""
+        """What each device took between two moments of the host's clock, by the plain integral of its readings.
+
+        Waits at most so long for the last ones; where they have not come, the energies are of what has (``is_so_far``).
+        Raises nothing.
+        """
         deadline = time.monotonic() + wait_s
         try:
             if (estimator := analytics()) is None:
@@ -198,7 +201,7 @@ class LiveRun:
                 with h5py.File(path, "w") as file:
                     for _ in write_run(file, replace(part, t_start_ns=begin_ns, t_stop_ns=end_ns), self._follower.file):
                         pass
-                return [energy for energy in estimator.figures(path) if not energy.phase]
+                return list(estimator.integrals(path, begin_ns, end_ns))
         except Exception as error:  # noqa: BLE001  (as in `ask`)
             return [Energy("", note=f"{type(error).__name__}: {error}")]
 

@@ -29,7 +29,7 @@ from powerd_core.verdict import Verdict
 
 POWER_CHOICE = "power-choice"
 """The name of the events: one for each window, and one for the decision or why there is none."""
-WINDOW_S = 2.0
+WINDOW_S, SETTLE_S = 1.4, 0.3
 LEAST_ITERATIONS = 5
 PAUSE = 3.0
 """An iteration so many times as long as the median holds something else, as a validation: it is left out."""
