@@ -72,18 +72,19 @@ def upto(model: LineModel, moments_ns: Ints) -> Upto:
     result = Upto.zeros(len(moments_ns))
     if not len(moments_ns):
         return result
-    base: list[Any] = [np.longdouble(0), 0.0, 0.0, 0.0, 0.0, 0.0]
+    base: dict[str, Any] = dict.fromkeys(Upto.__dataclass_fields__, 0.0) | {"energy_j": np.longdouble(0)}
     done = 0
     with ThreadPoolExecutor(WORKERS) as pool:
         for own, work in _delayed(_slices(model, moments_ns, pool), WORKERS):
-            for i, (name, values) in enumerate(work.result().items()):
-                if base[i] or values.any():
-                    getattr(result, name)[own] = base[i] + values[1:-1]
-                    base[i] = base[i] + values[-1]
+            for name, values in work.result().items():
+                if base[name] or values.any():
+                    getattr(result, name)[own] = base[name] + values[1:-1]
+                    if name != "jump_j":  # which is no sum
+                        base[name] = base[name] + values[-1]
             done = own.stop
-    for i, name in enumerate(Upto.__dataclass_fields__):
-        if base[i]:
-            getattr(result, name)[done:] = base[i]
+    for name, whole in base.items():
+        if whole:
+            getattr(result, name)[done:] = whole
     return result
 
 
