@@ -7,6 +7,7 @@ training began (docs/howto/ranks.md); or one that `joules record` began around t
 from __future__ import annotations
 
 import atexit
+import json
 import os
 import sys
 import time
@@ -23,6 +24,7 @@ from powerd_client.host.hostclock import now_ns
 from powerd_client.host.log import tell
 from powerd_client.host.visible_gpus import devices_here
 from powerd_client.journals.device_timing import DeviceTimer, begin_timing, choose_timing
+from powerd_client.journals.journal import OPTIMISE_ENVIRONMENT
 from powerd_client.journals.marks import MarkWriter
 from powerd_client.journals.ranks import Rendezvous
 from powerd_client.record.recording import Recording, take_part
@@ -95,6 +97,9 @@ class Meter:
         self._phases: dict[object, Phase] = {}
         self._devices: list[dict[str, object]] = []
         self._torch_marks: TorchMarks | None = None
+        self._choice: PowerChooser | None = None
+        """What chooses a cap by the updates of a watched training."""
+        self._choice_code: int | None = None
         try:
             self._open(url, overwrite, keys, is_numbered=out is None)
         except PowerdError as error:
@@ -253,10 +258,35 @@ class Meter:
         if self._torch_marks is None and self._writer is not None:
             from powerd_client.training.torch_hooks import TorchMarks
 
-            self._torch_marks = TorchMarks(
-                self._mark, self.phase, self._writer, *([self._timer.turn] if self._timer is not None else [])
-            )
+            self._torch_marks = TorchMarks(self._mark, self.phase, self._writer, self._turn)
+            if wish := os.environ.get(OPTIMISE_ENVIRONMENT):
+                try:
+                    self._begin_choice(json.loads(wish))
+                except (ConfigError, TypeError, ValueError) as error:
+                    tell(f"no power cap is chosen: ${OPTIMISE_ENVIRONMENT}: {error}")
         return self._torch_marks
+
+    def _turn(self, code: int) -> None:
+        """The mark ``code``, just made, has ended an update of a watched training. Of several optimizers the first
+        one's updates are the iterations."""
+        if self._timer is not None:
+            self._timer.turn(code)
+        if self._choice is not None:
+            self._choice_code = code if self._choice_code is None else self._choice_code
+            if code == self._choice_code:
+                self._choice.step()
+
+    def _begin_choice(self, wish: str | Mapping[str, Any]) -> None:
+        """Choose as `optimise_power` does, by the updates of a watched training: ``wish`` is a metric, or arguments."""
+        self._end_choice()
+        options: dict[str, Any] = {"metric": wish} if isinstance(wish, str) else dict(wish)
+        self._choice = self.optimise_power(**options).__enter__()
+
+    def _end_choice(self) -> None:
+        """Put back what was found."""
+        choice, self._choice, self._choice_code = self._choice, None, None
+        if choice is not None:
+            choice.__exit__()
 
     def data(self, loader: Iterable[T], **attributes: Attribute) -> Loader[T]:
         """``loader`` with each wait for its next batch marked as ``data``, the first one's included."""
@@ -469,7 +499,14 @@ class Meter:
         self._writer = self._recording = None
         _recording.discard(self)
         try:
-            for step in (self._close_hooks, self._close_timer, self._identify, self._tell_crowded, self._await_others):
+            for step in (
+                self._close_choice,
+                self._close_hooks,
+                self._close_timer,
+                self._identify,
+                self._tell_crowded,
+                self._await_others,
+            ):
                 try:
                     step(writer)
                 except Exception as error:  # noqa: BLE001  (torch's, CUDA's, a file system's: none may stop a training)
@@ -484,6 +521,9 @@ class Meter:
                 recording.finish(stop_ns, failure, told=writer.told)
             elif writer.failure and not writer.told:
                 tell(writer.failure)
+
+    def _close_choice(self, _: MarkWriter) -> None:
+        self._end_choice()
 
     def _close_hooks(self, _: MarkWriter) -> None:
         marks, self._torch_marks = self._torch_marks, None

@@ -259,3 +259,81 @@ def test_a_model_that_the_trainer_compiles_is_marked(transformers, meter, way):
     transformers.on_train_end(None, None, None)
     assert meter.tree() == " ".join(["forward:4 backward:4 update:4"] * 2)
     assert meter.tape.notes == []
+
+
+class Chooser:
+    """Stands for the chooser of a cap."""
+
+    def __init__(self):
+        self.steps, self.ended = 0, 0
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.ended += 1
+
+    def step(self):
+        self.steps += 1
+
+
+@pytest.mark.parametrize("wish", ["edp", {"metric": "e", "max_slowdown": 0.1}])
+def test_a_trainer_chooses_its_cap_by_its_updates(stand_in, meter, monkeypatch, wish):
+    stand_in("transformers", "TrainerCallback", "powerd_client.callbacks.transformers")
+    from powerd_client.callbacks.transformers import PowerdCallback
+
+    chooser, asked = Chooser(), []
+    monkeypatch.setattr(meter, "optimise_power", lambda **options: asked.append(options) or chooser)
+    callback, model = PowerdCallback(meter, optimise_power=wish), nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    callback.on_train_begin(None, None, None, model=model, optimizer=optimizer)
+    for _ in range(5):
+        model(X).sum().backward()
+        optimizer.step()
+    assert (chooser.steps, chooser.ended) == (5, 0)
+    callback.on_train_end(None, None, None)
+    assert chooser.ended == 1
+    assert asked == [{"metric": "edp"} if wish == "edp" else wish]
+    model(X).sum().backward()
+    optimizer.step()
+    assert chooser.steps == 5
+
+
+def test_lightning_chooses_its_cap_and_lets_go_at_an_exception(lightning, meter, monkeypatch):
+    _, trainer, model = lightning
+    from powerd_client.callbacks.lightning import PowerdCallback
+
+    chooser = Chooser()
+    monkeypatch.setattr(meter, "optimise_power", lambda **options: chooser)
+    callback = PowerdCallback(meter, optimise_power="edp")
+    callback.setup(trainer, model, "fit")
+    callback.on_train_start(trainer, model)
+    (optimizer,) = trainer.optimizers
+    for _ in range(3):
+        callback.on_train_batch_start(trainer, model, X, 0)
+        optimizer.step(lambda: model(X).sum().backward())
+        callback.on_train_batch_end()
+    assert chooser.steps == 3
+    callback.on_exception(trainer, model, RuntimeError())
+    assert chooser.ended == 1
+
+
+def test_a_watched_script_chooses_as_joules_record_was_asked_to(monkeypatch, capfd):
+    chooser, asked = Chooser(), []
+    monkeypatch.setattr(TapedMeter, "optimise_power", lambda self, **options: asked.append(options) or chooser)
+    monkeypatch.setenv("POWERD_OPTIMISE", '{"metric": "edp", "max_slowdown": 0.2}')
+    model, other = nn.Linear(3, 2), nn.Linear(3, 2)
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (model, other)]
+    with TapedMeter() as meter:
+        meter.watch(model, *optimizers)
+        for _ in range(4):
+            model(X).sum().backward()
+            for optimizer in optimizers:
+                optimizer.step()
+        assert chooser.steps == 4, "of two optimizers the first one's steps are iterations"
+    assert chooser.ended == 1
+    assert asked == [{"metric": "edp", "max_slowdown": 0.2}]
+    monkeypatch.setenv("POWERD_OPTIMISE", "no JSON")
+    with TapedMeter() as meter:
+        meter.watch(model, optimizers[0])
+    assert "no power cap is chosen" in capfd.readouterr().err

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from powerd_analytics.cli import main
 from powerd_client import open_run
 from powerd_client.knobs.cap_search import CapSearch, Window
 
@@ -92,3 +93,66 @@ def test_without_a_helper_one_line_says_what_is_missing_and_the_training_goes_on
     assert len(lines) == 1
     assert "start it as `powerd sim-gpu --control" in lines[0]
     assert events_of(tmp_path / "run.h5")[-1]["decision"] is None
+
+
+WATCHED = """
+import torch
+from powerd_client import Meter
+from powerd_core.gpu_physics import NETWORKS
+from powerd_daemon.sources.sim.gpu_socket import SimGpu
+
+network, gpu, full_s = NETWORKS["vgg19"], SimGpu.here(), 0.05
+kernels_s = (1 - network.waiting) * full_s
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+with Meter() as meter:
+    meter.watch(model, optimizer, batch_size=8)
+    for _ in range(900):
+        model(torch.randn(8, 4)).sum().backward()
+        gpu.run(network.waiting * full_s, kernels_s * (1 - network.memory), kernels_s * network.memory, 187.0)
+        optimizer.step()
+        if meter._choice is None or meter._choice.decision is not None:
+            break
+    print(gpu.call("nvmlDeviceGetPowerManagementLimit", [0]) / 1e3)
+"""
+
+
+@pytest.mark.timeout(170)
+def test_from_a_script_to_the_cap_that_saves_most_at_five_per_cent_slower_held(tmp_path):
+    """What a newcomer types: the simulated card with its helper, and one command around the script."""
+    (tmp_path / "train.py").write_text(WATCHED)
+    sim = [sys.executable, "-m", "powerd_daemon", "sim-gpu", "--control", "--"]
+    record = [sys.executable, "-m", "powerd_analytics", "record", "--optimise-power", "e", "--max-slowdown", "0.05"]
+    command = [*sim, *record, "-o", "run.h5", "--", sys.executable, "train.py"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    limit_w = float(done.stdout.splitlines()[0])
+    (*windows, last) = events_of(tmp_path / "run.h5")
+    assert windows
+    assert limit_w == last["decision"]["level"]
+    assert last["decision"]["slowdown"] <= 0.051
+    assert limit_w < 260
+
+
+def test_a_command_that_watches_nothing_is_told(tmp_path):
+    (tmp_path / "train.py").write_text("print('hello')")
+    record = [sys.executable, "-m", "powerd_analytics", "record", "--optimise-power", "e", "-o", "run.h5"]
+    done = subprocess.run([*record, "--", sys.executable, "train.py"], capture_output=True, text=True, check=False,
+                          cwd=tmp_path)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "no power cap was chosen: the command watches no training" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--optimise-power", "watts"), "no metric to choose a cap by"),
+        (("--optimise-power", "edp", "--max-slowdown", "-1"), "give a share"),
+        (("--optimise-power", "edp", "--power-cap", "200"), "give one of them"),
+    ],
+)
+def test_what_cannot_be_chosen_is_one_line(words, message, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["record", *words, "--", "true"])
+    assert stopped.value.code == 2
+    assert message in capsys.readouterr().err

@@ -34,6 +34,10 @@ def record(
     sm_clock: Annotated[str, Parameter(help="Hold the SM clock at so many MHz, or min, max, 60%.")] = "",
     mem_clock: Annotated[str, Parameter(help="Hold the memory clock, likewise.")] = "",
     devices: Annotated[str, Parameter(help="What is held: gpu0,gpu1; by default the GPUs that may be used.")] = "",
+    optimise_power: Annotated[
+        str, Parameter(help="Choose the cap while a watched training goes on, by e, edp or ed2p, and hold it.")
+    ] = "",
+    max_slowdown: Annotated[float, Parameter(help="By how much that cap may slow iterations down, a share.")] = 0.05,
 ) -> int:
     """Record any command, and the phases that it marks.
 
@@ -47,18 +51,27 @@ def record(
       joules record --url board --url tcp://node:7360 -o run.h5 -- python train.py
 
       joules record --power-cap 150,200,max -o caps.h5 -- python train.py
+
+      joules record --optimise-power edp -- python train.py
     """
+    from powerd_client.knobs.cap_search import CapSearch
     from powerd_client.knobs.control import Sweep
     from powerd_client.record.recording import record_command
 
     if not command:
         raise ConfigError("nothing to record: give the command after --, as in `joules record -- python train.py`")
+    optimise = {"metric": optimise_power, "max_slowdown": max_slowdown} if optimise_power else None
+    if optimise is not None:
+        CapSearch(1.0, 2.0, optimise_power, max_slowdown)  # what is wrong is said at once
+        if power_cap:
+            raise ConfigError("--power-cap holds a cap, and --optimise-power chooses one: give one of them")
     levels = {"power_cap_w": power_cap, "sm_clock_mhz": sm_clock, "mem_clock_mhz": mem_clock}
     status = 0
     for hold, out in Sweep(levels, devices).holds(output):
         status = record_command(
-            command, url=url, out=out, overwrite=overwrite, quiet=quiet, keys=keys, baseline_s=baseline, hold=hold
-        )
+            command, url=url, out=out, overwrite=overwrite, quiet=quiet, keys=keys, baseline_s=baseline, hold=hold,
+            optimise=optimise,
+        )  # fmt: skip
         if status:
             break
     return status

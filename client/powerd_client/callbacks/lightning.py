@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 try:
@@ -33,13 +33,20 @@ class PowerdCallback(pl.Callback):  # type: ignore[misc]
     The metrics that Lightning has after each validation and test become a `Meter.result` under the names by which they
     were logged, with the epoch.
 
-    ``layers``, ``communication`` and ``attributes`` are as for `Meter.watch`.
+    ``layers``, ``communication`` and ``attributes`` are as for `Meter.watch`. With ``optimise_power``, a metric as
+    ``"edp"`` or the arguments of `Meter.optimise_power`, the power cap is chosen while it fits, and held to the end.
     """
 
     def __init__(
-        self, meter: Meter, *, layers: bool = False, communication: bool | None = None, **attributes: Attribute
+        self,
+        meter: Meter,
+        *,
+        layers: bool = False,
+        communication: bool | None = None,
+        optimise_power: str | Mapping[str, Any] | None = None,
+        **attributes: Attribute,
     ) -> None:
-        self._meter = meter
+        self._meter, self._wish = meter, optimise_power
         self._marks: TorchMarks | None = None
         self._options: dict[str, Any] = {"layers": layers, "communication": communication, "attributes": attributes}
         self._watch: Watch | None = None
@@ -81,6 +88,9 @@ class PowerdCallback(pl.Callback):  # type: ignore[misc]
         optimizers = trainer.optimizers
         model = trainer.strategy.model
         self._watch = watch(self._marks, model, *optimizers, passes=False, nests_closures=False, **self._options)
+        if self._wish is not None:
+            self._meter._begin_choice(self._wish)
+            self._watch.on_remove(self._meter._end_choice)
         if not pl_module.automatic_optimization:
             watch_networks(self._watch, pl_module, self._options["attributes"])
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from transformers import TrainerCallback  # type: ignore[import-not-found]
@@ -23,11 +23,19 @@ class PowerdCallback(TrainerCallback):  # type: ignore[misc]
     model without its wrapper (a Trainer does not show that to callbacks, so DDP's communication is not marked). It
     fetches the batches of all accumulated steps before the first of them. The metrics of each evaluation become a
     `Meter.result` under their names without ``eval_``. ``layers`` and ``attributes`` are as for `Meter.watch`;
-    without ``batch_size`` it is that of the Trainer's arguments.
+    without ``batch_size`` it is that of the Trainer's arguments. With ``optimise_power``, a metric as ``"edp"`` or the
+    arguments of `Meter.optimise_power`, the power cap is chosen while it trains, and held to its end.
     """
 
-    def __init__(self, meter: Meter, *, layers: bool = False, **attributes: Attribute) -> None:
-        self._meter = meter
+    def __init__(
+        self,
+        meter: Meter,
+        *,
+        layers: bool = False,
+        optimise_power: str | Mapping[str, Any] | None = None,
+        **attributes: Attribute,
+    ) -> None:
+        self._meter, self._wish = meter, optimise_power
         self._layers = layers
         self._attributes = attributes
         self._watch: Watch | None = None
@@ -47,6 +55,9 @@ class PowerdCallback(TrainerCallback):  # type: ignore[misc]
             communication=False,
             attributes=attributes,
         )
+        if self._wish is not None:
+            self._meter._begin_choice(self._wish)
+            self._watch.on_remove(self._meter._end_choice)
         loader = kwargs.get("train_dataloader")
         if loader is None or marks is None:
             return

@@ -48,6 +48,8 @@ from powerd_core.serde import check_json
 from powerd_core.wire import Event, FrameReader, Garbage, Message, encode
 
 RUN_ENVIRONMENT = "POWERD_RUN"
+OPTIMISE_ENVIRONMENT = "POWERD_OPTIMISE"
+"""Arguments of `Meter.optimise_power` as JSON, for the first training that a command under `joules record` watches."""
 """Environment variable that tells a training process into which journal directory its marks go."""
 KEYS_ENVIRONMENT = "POWERD_KEYS"
 """Environment variable that names the directory of keys."""

@@ -35,7 +35,7 @@ from powerd_client.host.local_powerd import Attempts, manner_of_death
 from powerd_client.host.log import is_terminal, last_line, show, shown_path, tell
 from powerd_client.host.readiness import is_readable
 from powerd_client.journals import journal as journals
-from powerd_client.journals.journal import ONE_THREAD, RUN_ENVIRONMENT, joined_journal, run_of
+from powerd_client.journals.journal import ONE_THREAD, OPTIMISE_ENVIRONMENT, RUN_ENVIRONMENT, joined_journal, run_of
 from powerd_client.journals.marks import MarkWriter
 from powerd_client.journals.ranks import Rendezvous, rank_here
 from powerd_core.errors import ConfigError, PeerError, PeerTimeout, PowerdError
@@ -645,6 +645,7 @@ def record_command(
     baseline_s: float | None = None,
     hold: Hold | None = None,
     supervise: Supervise | None = None,
+    optimise: Mapping[str, object] | None = None,
 ) -> int:
     """Run ``command`` under a recording and return its exit status (128 + n for signal n, as a shell does). Without
     ``out`` the run file is the first of run.h5, run-2.h5, ... that is free.
@@ -653,8 +654,9 @@ def record_command(
     on to it; the recording ends when it ends. With ``baseline_s`` idle power is measured before and after it; Ctrl-C
     before the command ends everything and leaves no run, after it only the measurement. ``hold`` is what is held while
     the command runs. With ``supervise`` the command is a process group of its own that does not outlive this process,
-    and has nothing on its standard input. Raises `ControlError` where that cannot be held, `ConfigError` for a
-    command that cannot be started, and what `Recording` raises. A command that went well has status 1 where there is no
+    and has nothing on its standard input. With ``optimise``, arguments of `Meter.optimise_power`, a watched training in
+    it chooses its power cap. Raises `ControlError` where that cannot be held, `ConfigError` for a command that cannot
+    be started, and what `Recording` raises. A command that went well has status 1 where there is no
     run file, or not all of its journal is in it.
     """
     if baseline_s is not None:
@@ -672,7 +674,8 @@ def record_command(
         _note_campaign(recording)
         _measure_baseline(recording, baseline_s)
         with _held(hold, recording):
-            status, end_ns = _run_recorded(command, recording, supervise)
+            own = {} if optimise is None else {OPTIMISE_ENVIRONMENT: json.dumps(optimise)}
+            status, end_ns = _run_recorded(command, recording, supervise, own)
     except (KeyboardInterrupt, PowerdError):
         recording.abandon()
         raise
@@ -681,7 +684,18 @@ def record_command(
     if baseline_s is not None:
         end_ns = now_ns()
     is_whole = recording.finish(end_ns) and not recording.journal.exists()
+    if optimise is not None and is_whole and not _has_chosen(recording.out):
+        tell("no power cap was chosen: the command watches no training; it has to call meter.watch(model, optimizer)")
     return 128 - status if status < 0 else status or int(not is_whole)
+
+
+def _has_chosen(out: Path) -> bool:
+    """Whether a run says anything of a choice."""
+    from powerd_client.knobs.power_choice import POWER_CHOICE
+    from powerd_client.runs.recover import open_run
+
+    with open_run(out) as file:
+        return "events" in file and POWER_CHOICE in file["events/name"].asstr()[:]
 
 
 def _note_campaign(recording: Recording) -> None:
@@ -721,9 +735,11 @@ def _held(hold: Hold | None, recording: Recording) -> Iterator[None]:
         writer.close()
 
 
-def _run_recorded(command: Sequence[str], recording: Recording, supervise: Supervise | None) -> tuple[int, int]:
-    """Run the command and mark the time it took. Its status, as `subprocess` tells it, and when it ended. Raises
-    `ConfigError`."""
+def _run_recorded(
+    command: Sequence[str], recording: Recording, supervise: Supervise | None, own: Mapping[str, str]
+) -> tuple[int, int]:
+    """Run the command, with its ``own`` variables beside this process', and mark the time it took. Its status, as
+    `subprocess` tells it, and when it ended. Raises `ConfigError`."""
     begin_ns = now_ns()
     previous: dict[int, Any] = {}
 
@@ -733,7 +749,7 @@ def _run_recorded(command: Sequence[str], recording: Recording, supervise: Super
     try:
         # A handler, unlike SIG_IGN, is not inherited by the command.
         on(signal.SIGINT, lambda *_: None)
-        environment = {**os.environ, RUN_ENVIRONMENT: str(recording.journal)}
+        environment = {**os.environ, **own, RUN_ENVIRONMENT: str(recording.journal)}
         process = _started(command, environment, is_supervised=supervise is not None)
         handed_on: set[int] = {signal.SIGTERM, signal.SIGHUP}  # with which a batch system ends jobs
         if supervise is not None:
