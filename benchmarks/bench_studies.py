@@ -33,6 +33,7 @@ from published import (
     counted,
     koszczal,
     krzywaniak,
+    left_out,
     off_truth_pct,
     residuals_pct,
     tang,
@@ -64,6 +65,7 @@ MEANINGS = {
     Basis.CONTRADICTED: "its own columns say otherwise",
     Basis.NOT_COMPARED: "see below",
 }
+LEFT_OUT = "left out"
 LONGEST_S, NEAR_PCT = 120.0, 2.0
 
 
@@ -153,6 +155,7 @@ def numbers_of(studies: Mapping[str, Study]) -> list[Number]:
         *castro_operations(),
         *castro(studies["castro"]),
         *krzywaniak(studies["krzywaniak"]),
+        *left_out(),
         *tang(clocks, parameters()),
     ]
     return [*found, *koszczal(studies["koszczal"]), *zeus(studies["zeus"])]
@@ -210,14 +213,31 @@ def _compared(numbers: Sequence[Number]) -> str:
         text += f"- {basis}: {good} of {len(own)} reproduced, {near} within {NEAR_PCT:g} %\n"
     text += "\n| predicted | published | ours | |\n| --- | ---: | ---: | --- |\n"
     for n in numbers:
-        if n.basis is Basis.PREDICTED:
+        if n.basis is Basis.PREDICTED and n.table != LEFT_OUT:
             text += f"| {n.table}, {n.what} | {n.published} | {n.ours:.4g} | {_off(n)} |\n"
+    text += _left_out(numbers)
     text += "\nCounted or recomputed, and not reproduced: "
     others = [n for n in numbers if n.verdict and not n.is_reproduced and n.basis is not Basis.PREDICTED]
     by_table: dict[str, list[str]] = {}
     for n in others:
         by_table.setdefault(n.table, []).append(f"{n.what} {_off(n)}")
     return text + "; ".join(f"{table}: {', '.join(own)}" for table, own in by_table.items()) + ".\n"
+
+
+def _left_out(numbers: Sequence[Number]) -> str:
+    """How far each network of Krzywaniak's Table 2 is off that a card of the other five predicts."""
+    text = (
+        "\nLeave one out, Table 2 of Krzywaniak: a card of the other five networks and three caps of the sixth predict "
+    )
+    text += "its other caps (AlexNet has no other):\n\n| network | caps | s, worst | W, worst |\n"
+    text += "| --- | ---: | ---: | ---: |\n"
+    by_network: dict[str, dict[str, list[float]]] = {}
+    for n in numbers:
+        if n.table == LEFT_OUT and n.off_pct is not None:
+            by_network.setdefault(n.what.partition(" at ")[0], {}).setdefault(n.unit, []).append(abs(n.off_pct))
+    for name, of in by_network.items():
+        text += f"| {name} | {len(of['s'])} | {max(of['s']):.2f} % | {max(of['W']):.2f} % |\n"
+    return text
 
 
 def _off(n: Number) -> str:

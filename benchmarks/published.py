@@ -20,9 +20,10 @@ from powerd_analytics.campaign_views.all_tables import campaign_tables
 from powerd_analytics.campaign_views.campaign_figures import Campaign, CellRow
 from powerd_analytics.campaign_views.group_tables import wholes
 from powerd_analytics.campaign_views.groups import CORE, MEMORY, knee, marginals, scalings
+from powerd_analytics.campaigns.card_fit import SweepPoint, fit_card
 from powerd_analytics.campaigns.design import Cell, Design
 from powerd_analytics.campaigns.journal import History
-from powerd_core.gpu_physics import CARDS, NETWORKS, RTX_6000, operate
+from powerd_core.gpu_physics import CARDS, NETWORKS, RTX_6000, V100, operate
 
 HOME = Path(__file__).parents[1]
 DATA = HOME / "tests/data"
@@ -407,6 +408,31 @@ def krzywaniak(study: Study) -> Iterator[Number]:
             else:
                 ours = 100 * (f.ratios[of].value - 1)
                 yield Number("krzywaniak 2", name, r[column], Basis.FITTED, ours, 0.0, "%", is_independent=False)
+
+
+def left_out() -> Iterator[Number]:
+    """Each network of Table 2 predicted by a card that was fitted to the other five, with three of its own caps: the
+    times and watts at its other caps."""
+    points: dict[str, dict[int, SweepPoint]] = {}
+    rows = rows_of("krzywaniak/table2_rtx6000_power_caps.csv")
+    for r in rows:
+        cap = int(r["power_cap_w"])
+        points.setdefault(r["model"], {})[cap] = SweepPoint(cap, float(r["time_s"]), float(r["avg_power_w"]))
+    for model, own in points.items():
+        others = {name: tuple(of.values()) for name, of in points.items() if name != model}
+        card = fit_card(others, V100).card  # from another card's constants
+        caps = sorted(own)
+        known = {caps[0], caps[len(caps) // 2], caps[-1]}
+        fit = fit_card({model: tuple(own[cap] for cap in sorted(known))}, card, keeps_card=True)
+        for r in rows:
+            cap = int(r["power_cap_w"])
+            if r["model"] == model and cap not in known:
+                known.add(cap)
+                at = operate(fit.card, fit.networks[model], float(cap))
+                for column, ours, unit in (("time_s", at.time_s, "s"), ("avg_power_w", at.power_w, "W")):
+                    what, why = f"{model} at {cap} W: {column}", "card of the other five, three caps of its own"
+                    tolerance = half_unit(r[column])
+                    yield Number("left out", what, r[column], Basis.PREDICTED, ours, tolerance, unit, why)
 
 
 # -- Koszczal et al. ---------------------------------------------------------------------------------------------------

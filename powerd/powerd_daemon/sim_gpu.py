@@ -17,6 +17,7 @@ import tempfile
 import threading
 from pathlib import Path
 
+from powerd_core.card_file import card_named
 from powerd_core.errors import ConfigError
 from powerd_core.gpu_physics import CARDS
 from powerd_daemon.ownership import delete_socket, replace
@@ -36,7 +37,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "source nvml, see them in the environment that it prints; a command behind -- runs in it."
     )
     parser.epilog = "powerd sim-gpu --control -- python examples/sim_training.py"
-    parser.add_argument("--card", choices=sorted(CARDS), default="rtx6000", help="which card (default rtx6000)")
+    known = ", ".join(sorted(CARDS))
+    parser.add_argument("--card", default="rtx6000", metavar="CARD", help=f"{known}, or a fitted CARD.toml")
     parser.add_argument("--cards", type=int, default=1, metavar="N", help="how many of them, 1 to 8")
     parser.add_argument("--seed", type=int, default=1, metavar="N", help="of the noise of readings")
     parser.add_argument("--noise", type="number", default=0.0, metavar="X", help="relative noise of readings, as 0.005")
@@ -51,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not 1 <= arguments.cards <= 8:
         raise ConfigError("--cards: a machine has 1 to 8")
     faults = check_faults(set(arguments.fault))
-    card, begin_s = CARDS[arguments.card], now_s()
+    (card, _), begin_s = card_named(arguments.card), now_s()
     gpus = [SimulatedGpu(card, i, seed=arguments.seed, now_s=begin_s) for i in range(arguments.cards)]
     for gpu in gpus:
         gpu.faults, gpu.noise = set(faults), arguments.noise
@@ -86,7 +88,7 @@ def _serve(server: GpuServer, environment: dict[str, str], folder: Path, argumen
                 sys.stdout.flush()
                 print(_IDLE, file=sys.stderr)
             return status
-        shown = f"{arguments.cards} x {CARDS[arguments.card].name}"
+        shown = f"{arguments.cards} x {server.node.gpus[0].card.name}"
         print(f"# {shown}, simulated, until Ctrl-C. In another terminal:")
         for name, value in environment.items():
             print(f"export {name}={shlex.quote(value)}")

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from powerd_analytics.campaigns.design import GPUS, KNOBS, Design, Item, agrees
 from powerd_analytics.campaigns.executors import OUT_OF_MEMORY
 from powerd_analytics.campaigns.journal import Discard, Result, phase_row, total_row
 from powerd_analytics.frame.figures import RESULT
+from powerd_core.card_file import card_named
 from powerd_core.errors import ConfigError
 from powerd_core.gpu_physics import (
     CARDS,
@@ -59,15 +60,17 @@ class Simulated:
 
     design: Design
     card: Card
+    trainings: Mapping[str, Network] = field(default_factory=lambda: TRAININGS)
 
     @classmethod
     def named(cls, design: Design, name: str) -> Simulated:
-        """Of ``sim:CARD``. Raises `ConfigError`."""
+        """Of ``sim:CARD``, a card by its name or a file. Raises `ConfigError`."""
         kind, _, card = name.partition(":")
-        if kind != "sim" or card not in CARDS:
+        if kind != "sim" or not (card in CARDS or card.endswith(".toml")):
             known = ", ".join(f"sim:{known}" for known in CARDS)
-            raise ConfigError(f"--on {name}: there is {known}")
-        return cls(design, CARDS[card])
+            raise ConfigError(f"--on {name}: there is {known}, and sim:FILE.toml of a card that was fitted")
+        found, own = card_named(card)
+        return cls(design, found, {**TRAININGS, **own})
 
     def ranges(self) -> Mapping[str, Range]:
         least, default, greatest = self.card.limits_w
@@ -161,16 +164,16 @@ class Simulated:
         try:
             name = how.network.format_map({**levels})
         except (LookupError, ValueError, AttributeError, TypeError):
-            known = ", ".join(TRAININGS)
+            known = ", ".join(self.trainings)
             raise ConfigError(f"simulation.network: {how.network!r} names no factor that is there; {known}") from None
         own = how.stand_in.get(name, name)
-        if own not in TRAININGS:
-            raise ConfigError(f"simulation.network: there is no {own!r}: {', '.join(TRAININGS)}")
+        if own not in self.trainings:
+            raise ConfigError(f"simulation.network: there is no {own!r}: {', '.join(self.trainings)}")
         given = how.iteration_s.get(name) if isinstance(how.iteration_s, Mapping) else how.iteration_s
         time_s = row.get("iteration_s", given)
         if time_s is None:
             raise ConfigError(f"simulation.iteration_s: say that of {name}")
-        network, batch = timed(TRAININGS[own], float(time_s)), self._batch(levels)
+        network, batch = timed(self.trainings[own], float(time_s)), self._batch(levels)
         network = replace(
             network,
             busy_w=float(row.get("busy_w", network.busy_w)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -504,6 +504,59 @@ def plot(
         shared.refuse_picture(path, overwrite or output is None)
         shared.write(path, partial(save, drawn[name].draw()), overwrite=True)
         print(path)
+
+
+@campaign.command
+def fit(
+    runs: Annotated[Path, Parameter(help="A campaign's folder, an index, or a table (CSV or Parquet) with caps.")],
+    /,
+    *,
+    like: Annotated[
+        str, Parameter(help="The card that has what a sweep does not tell: clocks, limits, idle power.")
+    ] = "rtx6000",
+    output: Annotated[Path | None, Parameter(alias="-o", help="File of the card to write, CARD.toml.")] = None,
+    overwrite: shared.Overwrite = False,
+) -> None:
+    """Fit a simulated card to a measured sweep of power caps.
+
+    Prints the card's constants and those of each training with U95, what the sweep
+    does not tell, and how far the card is off its points. The file is taken by
+    --on sim:CARD.toml and by powerd sim-gpu --card CARD.toml.
+
+    For example:
+
+      joules campaign fit caps/ -o card.toml
+    """
+    from powerd_analytics.campaigns.card_fit import OBEYS, fit_card, points_of
+    from powerd_analytics.frame.figures import rows_of
+    from powerd_analytics.frame.published import published_frame, read_table
+    from powerd_analytics.output.export import Column, make_table
+    from powerd_core.card_file import card_named, card_text
+
+    shared.refuse_existing(output, overwrite, [runs])
+    rows = shared.runs_of(runs)
+    if rows is None:
+        rows = [row for row in rows_of(published_frame(read_table(runs))) if row.get("kind") == "total"]
+    base, _ = card_named(like)
+    points = points_of(rows, str(runs))
+    caps_w = [point.cap_w for of in points.values() for point in of]
+    least, greatest = min(caps_w), max(caps_w)
+    named = replace(base, name=f"{base.name} (fitted)", limits_w=(least, greatest, greatest))
+    found = fit_card(points, named)
+    columns = [
+        Column("training"), Column("constant"), Column("value", "number", "1"),
+        Column("u95", "number", "1", heading="± U95", missing="not told", is_uncertainty=True),
+    ]  # fmt: skip
+    table_rows = [[c.training or "the card", c.name, c.value, c.u95 if c.is_told else None] for c in found.constants]
+    title = f"{found.card.name}: {len(caps_w)} points of {len(points)} trainings"
+    notes = [f"residuals of power and time: {100 * found.rms:.2g} % rms, {100 * found.worst:.2g} % at worst"]
+    if not found.is_obeyed:
+        notes += [f"over {100 * OBEYS:g} % rms: this card does not obey the form, or its runs have that noise"]
+    shared.put_out(shared.tables_text([make_table("card", title, columns, table_rows, notes)], "text", None, 80), None,
+                   overwrite=False)  # fmt: skip
+    if output is not None:
+        text = card_text(found.card, found.networks, like if not like.endswith(".toml") else "rtx6000")
+        shared.put_out(text, output, overwrite)
 
 
 @campaign.command

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
@@ -290,30 +290,6 @@ def _said(trial: Trial) -> str:
     return text if trial.settings.power_cap_w is None else f"{text}, {trial.settings.power_cap_w:g} W"
 
 
-def _runs_of(path: Path) -> list[Mapping[str, object]] | None:
-    """The whole runs of a campaign's folder (one that `joules campaign caps` has made, too) or of an index; None
-    where it is neither."""
-    from powerd_analytics.campaigns.campaign_file import design_of
-    from powerd_analytics.campaigns.journal import NAME, read_history
-    from powerd_analytics.frame.figures import rows_of
-    from powerd_analytics.frame.index import index_frame, is_index
-
-    if (path / NAME).is_file():
-        history = read_history(path)
-        known = history.levels
-        factors = {"factors": known.get("factors", {}), "exclude": known.get("exclude", [])}
-        design = design_of(
-            {"campaign": {"name": "x", "command": ["x"]}, **factors, "cell": known.get("more_cells", [])}
-        )
-        runs = [(design.item_of(key), result) for key, result in history.results().items()]
-        return [
-            {**item.cell.levels, "energy_j": result.energy_j, "time_s": result.time_s} for item, result in runs if item
-        ]
-    if is_index(path):
-        return [row for row in rows_of(index_frame(path)) if row.get("kind") == "total"]
-    return None
-
-
 def _read(traces: Path, gpu: str | None, eta: float, jobs: Sequence[str] | None) -> list[JobTrace]:
     """The traced jobs that are asked for. Raises `ConfigError` and `AnalysisError`."""
     from powerd_analytics.optimise.traces import read_runs, read_zeus, traces_of_runs, zeus_gpus
@@ -321,7 +297,7 @@ def _read(traces: Path, gpu: str | None, eta: float, jobs: Sequence[str] | None)
 
     if not 0 <= eta <= 1:
         raise ConfigError(f"--eta {eta:g}: must lie between 0 and 1")
-    if (rows := _runs_of(traces)) is not None:
+    if (rows := shared.runs_of(traces)) is not None:
         known = traces_of_runs(rows, str(traces), eta)
     elif traces.is_dir():
         there = zeus_gpus(traces)

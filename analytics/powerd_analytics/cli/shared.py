@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import io
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, TextIO, TypeVar, cast
@@ -312,3 +312,27 @@ def table_of(
     if is_forward_counted and not any(kind.is_iteration for kind in p.classes):
         warn([f"{path}: no iterations are marked in it: forward passes are counted as such"])
     return run, table
+
+
+def runs_of(path: Path) -> list[Mapping[str, object]] | None:
+    """The whole runs of a campaign's folder (one that `joules campaign caps` has made, too) or of an index; None
+    where it is neither."""
+    from powerd_analytics.campaigns.campaign_file import design_of
+    from powerd_analytics.campaigns.journal import NAME, read_history
+    from powerd_analytics.frame.figures import rows_of
+    from powerd_analytics.frame.index import index_frame, is_index
+
+    if (path / NAME).is_file():
+        history = read_history(path)
+        known = history.levels
+        factors = {"factors": known.get("factors", {}), "exclude": known.get("exclude", [])}
+        design = design_of(
+            {"campaign": {"name": "x", "command": ["x"]}, **factors, "cell": known.get("more_cells", [])}
+        )
+        runs = [(design.item_of(key), result) for key, result in history.results().items()]
+        return [
+            {**item.cell.levels, "energy_j": result.energy_j, "time_s": result.time_s} for item, result in runs if item
+        ]
+    if is_index(path):
+        return [row for row in rows_of(index_frame(path)) if row.get("kind") == "total"]
+    return None

@@ -168,6 +168,7 @@ RECIPES = {
     "joules recover output": Recipe("new.h5", joules("recover {there}/lost.h5 -o {out}"), follows=False),
     "joules campaign run into": Recipe("new", joules("campaign run {there}/camp.toml {sim} --into {out}"), False),
     "joules campaign caps into": Recipe("new", joules("campaign caps {sim} --step 40 --into {out}"), False),
+    "joules campaign fit output": Recipe("new.toml", joules("campaign fit {there}/sweep.csv -o {out}")),
     "joules campaign table output": Recipe("new.csv", joules("campaign table {there}/camp.toml -o {out}")),
     "joules campaign report output": Recipe("new.html", joules("campaign report {there}/camp.toml -o {out}")),
     "joules campaign plot output": Recipe("new.png", joules("campaign plot {there}/camp.toml --kind sweep -o {out}")),
@@ -230,6 +231,7 @@ def there(tmp_path_factory):
     make_journal(folder / "lost.h5", whole(5))
     (folder / "power.csv").write_text("time_s,power_w\n" + "".join(f"{i},5\n" for i in range(20)))
     (folder / "t.csv").write_text("cap,energy_j,time_s\n250,100,10\n")
+    (folder / "sweep.csv").write_text("power_cap_w,energy_j,time_s\n100,900,12\n150,1000,10.5\n260,1500,10\n")
     (folder / "camp.toml").write_text(
         '[campaign]\nname = "c"\ncommand = ["train"]\n[factors]\npower_cap_w = [150, 260]\n[repeats]\nmin = 1\n'
         '[simulation]\nnetwork = "resnet50"\niterations = 20\n'

@@ -262,7 +262,8 @@ class SimGpu:
         from powerd_core.gpu_physics import CARDS
 
         name = self.call("nvmlDeviceGetName", [gpu])
-        return next(card for card in CARDS.values() if card.name == name)
+        # One from a file is called after the card that it is like.
+        return next((card for card in CARDS.values() if str(name).startswith(card.name)), CARDS["rtx6000"])
 
     def truth(self, gpu: int = 0) -> dict[str, Any]:
         """What the card truly did: `gpu.Truth`, and the settings that were asked for."""

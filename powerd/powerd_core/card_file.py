@@ -1,0 +1,99 @@
+"""The file of a simulated card, TOML: constants that were fitted to a sweep, and the trainings that these were fitted
+with. `joules campaign fit` writes one; what simulates cards takes it by its name."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+
+from powerd_core.errors import ConfigError
+from powerd_core.gpu_physics import CARDS, Card, Network
+from powerd_core.serde import build_options
+
+VERSION = 1
+_FITTED = ("name", "floor_w", "knee", "voltage", "wait_w")
+
+
+@dataclass(frozen=True, slots=True)
+class _Constants:
+    name: str
+    floor_w: float
+    knee: float
+    voltage: float
+    wait_w: float
+    least_power_w: float
+    default_power_w: float
+    greatest_power_w: float
+    like: str = "rtx6000"
+    """The card that has all other constants: clocks, memory, idle power."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Training:
+    busy_w: float
+    waiting: float
+    memory: float
+    time_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    version: int
+    card: _Constants
+    network: Mapping[str, _Training] = field(default_factory=dict)
+
+
+def read_card(path: Path) -> tuple[Card, dict[str, Network]]:
+    """The card of a file, and its trainings by name. Raises `ConfigError`."""
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is no TOML: {error}") from error
+    file = build_options(_File, document, str(path))
+    if file.version != VERSION:
+        raise ConfigError(f"{path}: version {file.version}: this release knows {VERSION}")
+    own = file.card
+    if own.like not in CARDS:
+        raise ConfigError(f"{path}: card.like: there is no {own.like!r}: {', '.join(CARDS)}")
+    limits = own.least_power_w, own.default_power_w, own.greatest_power_w
+    numbers = (own.floor_w, own.wait_w, own.voltage, *limits)
+    rises = 0 < limits[0] <= limits[1] <= limits[2]
+    if not (all(0 <= number < 1e5 for number in numbers) and 0 < own.knee <= 1 and rises):
+        raise ConfigError(f"{path}: card: watts from 0 up, a knee from 0 to 1, and limits that rise are wanted")
+    card = replace(CARDS[own.like], limits_w=limits, **{name: getattr(own, name) for name in _FITTED})
+    networks = {}
+    for name, training in file.network.items():
+        shares = training.waiting, training.memory
+        if not (all(0 <= share < 1 for share in shares) and training.time_s > 0 and training.busy_w > 0):
+            raise ConfigError(f"{path}: network.{name}: shares from 0 to 1, seconds and watts above 0 are wanted")
+        networks[name] = Network(training.busy_w, training.waiting, training.memory, training.time_s)
+    return card, networks
+
+
+def card_named(name: str) -> tuple[Card, dict[str, Network]]:
+    """A card by its name, or that of a file ``NAME.toml``, with its own trainings. Raises `ConfigError`."""
+    if name in CARDS:
+        return CARDS[name], {}
+    if not name.endswith(".toml"):
+        raise ConfigError(f"there is no card {name!r}: {', '.join(CARDS)}, or a file NAME.toml")
+    return read_card(Path(name))
+
+
+def card_text(card: Card, networks: Mapping[str, Network], like: str) -> str:
+    """The file of a card."""
+    limits = dict(zip(("least_power_w", "default_power_w", "greatest_power_w"), card.limits_w, strict=True))
+    own = {name: getattr(card, name) for name in _FITTED[1:]} | limits
+    lines = [f"version = {VERSION}", "", "[card]", f'name = "{_quoted(card.name)}"', f'like = "{like}"']
+    lines += [f"{name} = {value:.6g}" for name, value in own.items()]
+    for name, network in networks.items():
+        lines += ["", f'[network."{_quoted(name)}"]']
+        lines += [f"{f.name} = {getattr(network, f.name):.6g}" for f in fields(_Training)]
+    return "\n".join(lines) + "\n"
+
+
+def _quoted(text: str) -> str:
+    return "".join(c for c in text if c.isprintable() and c not in '"\\')
