@@ -4,9 +4,8 @@ with. `joules campaign fit` writes one; what simulates cards takes it by its nam
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from pathlib import Path
 
 from powerd_core.errors import ConfigError
 from powerd_core.gpu_physics import CARDS, Card, Network
@@ -45,42 +44,47 @@ class _File:
     network: Mapping[str, _Training] = field(default_factory=dict)
 
 
-def read_card(path: Path) -> tuple[Card, dict[str, Network]]:
-    """The card of a file, and its trainings by name. Raises `ConfigError`."""
+def card_of(text: str, where: str) -> tuple[Card, dict[str, Network]]:
+    """The card of a file's text, and its trainings by name. Raises `ConfigError`, which begins with ``where``."""
     try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is no TOML: {error}") from error
-    file = build_options(_File, document, str(path))
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{where} is no TOML: {error}") from error
+    file = build_options(_File, document, where)
     if file.version != VERSION:
-        raise ConfigError(f"{path}: version {file.version}: this release knows {VERSION}")
+        raise ConfigError(f"{where}: version {file.version}: this release knows {VERSION}")
     own = file.card
     if own.like not in CARDS:
-        raise ConfigError(f"{path}: card.like: there is no {own.like!r}: {', '.join(CARDS)}")
+        raise ConfigError(f"{where}: card.like: there is no {own.like!r}: {', '.join(CARDS)}")
     limits = own.least_power_w, own.default_power_w, own.greatest_power_w
     numbers = (own.floor_w, own.wait_w, own.voltage, *limits)
     rises = 0 < limits[0] <= limits[1] <= limits[2]
     if not (all(0 <= number < 1e5 for number in numbers) and 0 < own.knee <= 1 and rises):
-        raise ConfigError(f"{path}: card: watts from 0 up, a knee from 0 to 1, and limits that rise are wanted")
+        raise ConfigError(f"{where}: card: watts from 0 up, a knee from 0 to 1, and limits that rise are wanted")
     card = replace(CARDS[own.like], limits_w=limits, **{name: getattr(own, name) for name in _FITTED})
     networks = {}
     for name, training in file.network.items():
         shares = training.waiting, training.memory
         if not (all(0 <= share < 1 for share in shares) and training.time_s > 0 and training.busy_w > 0):
-            raise ConfigError(f"{path}: network.{name}: shares from 0 to 1, seconds and watts above 0 are wanted")
+            raise ConfigError(f"{where}: network.{name}: shares from 0 to 1, seconds and watts above 0 are wanted")
         networks[name] = Network(training.busy_w, training.waiting, training.memory, training.time_s)
     return card, networks
 
 
-def card_named(name: str) -> tuple[Card, dict[str, Network]]:
-    """A card by its name, or that of a file ``NAME.toml``, with its own trainings. Raises `ConfigError`."""
+def card_named(name: str, read: Callable[[str], str]) -> tuple[Card, dict[str, Network]]:
+    """A card by its name, or that of a file ``NAME.toml`` with its own trainings, whose text ``read`` gives. Raises
+    `ConfigError`."""
     if name in CARDS:
         return CARDS[name], {}
     if not name.endswith(".toml"):
         raise ConfigError(f"there is no card {name!r}: {', '.join(CARDS)}, or a file NAME.toml")
-    return read_card(Path(name))
+    try:
+        text = read(name)
+    except OSError as error:
+        raise ConfigError(f"{name} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{name} is no text") from error
+    return card_of(text, name)
 
 
 def card_text(card: Card, networks: Mapping[str, Network], like: str) -> str:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
-from powerd_analytics.energy.uncertainty import student
+from powerd_analytics.frame.figure import Figure
 from powerd_core.errors import AnalysisError
 from powerd_core.gpu_physics import Card, Network, operate
 
@@ -129,7 +129,12 @@ def _u95(jacobian: Values, variance: float, freedom: int, x: Values, low: Values
         return np.full(len(x), np.inf)
     scale = np.maximum(np.linalg.norm(jacobian, axis=0), 1e-12)
     covariance = np.linalg.pinv((jacobian / scale).T @ (jacobian / scale), rcond=1e-10) / np.outer(scale, scale)
-    u95 = float(student(float(freedom))) * np.sqrt(np.maximum(np.diag(covariance), 0.0) * variance)
+    spread = np.sqrt(np.maximum(np.diag(covariance), 0.0) * variance)
+    told = [
+        Figure(float(value), float(u), degrees_of_freedom=float(freedom)).u95
+        for value, u in zip(x, spread, strict=True)
+    ]
+    u95 = np.array([np.inf if u is None else u for u in told])
     is_free = (x > low + 1e-6 * (high - low)) & (x < high - 1e-6 * (high - low))
     return np.where(is_free & (scale > 1e-9), u95, np.inf)
 

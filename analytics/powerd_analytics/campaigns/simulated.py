@@ -69,7 +69,7 @@ class Simulated:
         if kind != "sim" or not (card in CARDS or card.endswith(".toml")):
             known = ", ".join(f"sim:{known}" for known in CARDS)
             raise ConfigError(f"--on {name}: there is {known}, and sim:FILE.toml of a card that was fitted")
-        found, own = card_named(card)
+        found, own = card_named(card, lambda name: Path(name).read_text(encoding="utf-8"))
         return cls(design, found, {**TRAININGS, **own})
 
     def ranges(self) -> Mapping[str, Range]:

@@ -537,7 +537,7 @@ def fit(
     rows = shared.runs_of(runs)
     if rows is None:
         rows = [row for row in rows_of(published_frame(read_table(runs))) if row.get("kind") == "total"]
-    base, _ = card_named(like)
+    base, _ = card_named(like, lambda name: Path(name).read_text(encoding="utf-8"))
     points = points_of(rows, str(runs))
     caps_w = [point.cap_w for of in points.values() for point in of]
     least, greatest = min(caps_w), max(caps_w)

@@ -37,9 +37,12 @@ from powerd_client.energies.phase import RESULT
 from powerd_client.host.hostclock import now_ns
 from powerd_client.host.log import tell
 from powerd_client.journals.journal import run_of
+from powerd_client.journals.marks import MarkWriter
 from powerd_client.knobs.control import SETTLE_S, Hold
+from powerd_client.knobs.power_choice import POWER_CHOICE
 from powerd_client.record.recording import end_command, record_command
 from powerd_core.errors import AnalysisError, ConfigError, ControlError
+from powerd_core.text import did_you_mean
 
 _LOOK_S = 0.02
 _READINGS_S = 5.0
@@ -172,6 +175,8 @@ class _Watch:
         self._begin_ns = self._last_ns = self._settled_ns = 0
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="joules-optimise")
         self._live: LiveRun | None = None
+        self._journal: Path | None = None
+        self._events: MarkWriter | None = None
         if job.power_caps_w:
             self._profiling = _Profiling(list(trial.profile_caps_w))
             wanted_w = trial.profile_caps_w[0] if trial.profile_caps_w else trial.settings.power_cap_w
@@ -194,7 +199,7 @@ class _Watch:
     def watch(self, process: subprocess.Popen[bytes], journal: Path) -> int:
         """Until the training has ended; its status."""
         self._live, self._begin_ns = LiveRun(journal, run_of(journal), 0), now_ns()
-        self._last_ns = self._begin_ns
+        self._last_ns, self._journal = self._begin_ns, journal
         if self._profiling.caps_w:
             self._worker.submit(analytics)  # to import it takes a second
         while (status := process.poll()) is None:
@@ -208,6 +213,27 @@ class _Watch:
     def conclude(self) -> None:
         """Wait for the joules of the profile."""
         self._worker.shutdown()
+        if self._events is not None:
+            self._events.close()
+        p = self._profiling
+        if p.caps_w and not p.windows:
+            tell(
+                f"no window of a limit was long enough: each takes {self._command.window_s:g} s of whole epochs, and "
+                f"{self._seen} epochs came; make epochs or --max-epochs larger, or --window smaller"
+            )
+        self._tell_other_metrics()
+
+    def _tell_other_metrics(self) -> None:
+        """Say which results came where none had the awaited name."""
+        if self._seen or self._live is None:
+            return
+        names = sorted({name for _, values in self._live.events(RESULT) for name in values} - {"epoch"})
+        if names:
+            awaited = self._command.metric
+            near = did_you_mean(awaited, names)
+            tell(
+                f"the training says {', '.join(names)}, and {awaited!r} was awaited with an epoch: give --metric{near}"
+            )
 
     def whole(self, out: Path) -> list[Observation]:
         """All epochs of the recorded training. Joules and seconds until each are those of the whole run by its share of
@@ -260,12 +286,26 @@ class _Watch:
         decision = self._asked(Observation(epoch, None, time_s, self._in_force(), self._best, *profile))
         if isinstance(decision, Change) and not self._profiling.caps_w and self._set(decision.settings):
             decision = self._asked(Observation(epoch, None, time_s, self._in_force(), self._best, *profile))
+        self._emit(decision, epoch)
         self.epoch = epoch
         self._ask_at = epoch + 1
         if isinstance(decision, Stop):
             self.ended = "stopped"
         elif isinstance(decision, Go) and decision.until is not None:
             self._ask_at = decision.until
+
+    def _emit(self, decision: Decision, epoch: int) -> None:
+        """Put a decision into the run, as the chooser inside a training does."""
+        if self._events is None and self._journal is not None:
+            with contextlib.suppress(OSError):
+                self._events = MarkWriter(self._journal)
+        if self._events is not None and not isinstance(decision, Go):
+            values = {
+                "epoch": epoch,
+                "decision": type(decision).__name__.lower(),
+                "power_cap_w": self.settings.power_cap_w,
+            }
+            self._events.event(POWER_CHOICE, values)
 
     def _asked(self, observation: Observation) -> Decision:
         """What the policy decides; to go on where it cannot be asked."""

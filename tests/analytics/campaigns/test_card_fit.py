@@ -7,7 +7,7 @@ import pytest
 from command import joules
 
 from powerd_analytics.campaigns.card_fit import SweepPoint, fit_card, points_of
-from powerd_core.card_file import card_named, card_text, read_card
+from powerd_core.card_file import card_named, card_of, card_text
 from powerd_core.errors import AnalysisError, ConfigError
 from powerd_core.gpu_physics import NETWORKS, RTX_6000, V100, operate
 
@@ -60,7 +60,7 @@ def test_rows_without_enough_caps_are_refused():
 def test_a_card_is_written_and_read_again(tmp_path):
     path = tmp_path / "card.toml"
     path.write_text(card_text(RTX_6000, {'a "b"': NETWORKS["vgg19"]}, "rtx6000"))
-    card, networks = read_card(path)
+    card, networks = card_of(path.read_text(), "card.toml")
     assert (card.floor_w, card.knee, card.limits_w) == (67.5, 0.448, (100.0, 260.0, 260.0))
     assert networks == {"a b": NETWORKS["vgg19"]}
 
@@ -81,7 +81,7 @@ def test_a_damaged_card_is_one_line(tmp_path, change, message):
     path = tmp_path / "card.toml"
     path.write_text(card_text(RTX_6000, {"vgg19": NETWORKS["vgg19"]}, "rtx6000").replace(*change))
     with pytest.raises(ConfigError, match=message) as raised:
-        card_named(str(path))
+        card_named(str(path), lambda name: path.read_text())
     assert "\n" not in str(raised.value)
 
 

@@ -17,6 +17,7 @@ from powerd_analytics.optimise.policy import Job, Observation, Outcome, Target, 
 from powerd_analytics.optimise.recurrences import Recurrences
 from powerd_analytics.optimise.traces import TraceEnvironment, read_zeus
 from powerd_analytics.optimise.watched_training import outcome_of
+from powerd_analytics.runs.run import read_run
 from powerd_core.errors import ConfigError
 
 TRACES = Path(__file__).parents[2] / "data/zeus/traces"
@@ -177,6 +178,9 @@ def test_a_hopeless_training_is_stopped_and_the_policy_learns_from_it(capsys, tm
         state = json.loads(rows.execute("SELECT state FROM policies").fetchone()[0])
     past = {p["batch_size"]: p["is_reached"] for p in state["memory"]["past"]}
     assert past[trial.settings.batch_size] is False
+    stopped_run = read_run(tmp_path / f"job-{trial.number + 1}.h5")
+    (choice,) = [event.values for event in stopped_run.events if event.name == "power-choice"]
+    assert choice["decision"] == "stop"
     # The log, replayed, gives the same decisions; told another thing, it does not.
     steps = replayed(known.path, "job")
     assert all(step.is_same for step in steps)
@@ -194,6 +198,19 @@ def test_a_training_is_ended_at_its_last_epoch(capsys, tmp_path, monkeypatch):
     assert code == 1, err
     assert "target not reached in " in err
     assert (tmp_path / "ended-16").exists()
+
+
+def test_a_script_that_says_another_metric_is_told(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(
+        "from powerd_client import Meter\nwith Meter() as meter:\n    meter.result(epoch=1, accuracy=0.99)\n"
+    )
+    own = ("--batch-sizes", "16,8", "--target", 0.9, "--metric", "top1", "--tries", 1)
+    with powerd(SOURCE) as (url, _):
+        words = ("--url", url, "--", sys.executable, "train.py", "{batch_size}")
+        code, _, err = joules(capsys, "optimise", "run", *own, *words)
+    assert code == 2
+    assert "the training says accuracy, and 'top1' was awaited" in err
 
 
 def test_without_a_helper_one_line_says_what_is_missing(capsys, tmp_path, monkeypatch):
