@@ -655,10 +655,10 @@ COMMANDS = {
     "castro 4, 5, 7, 8, 10": "joules campaign table castro.toml --table phases",
     "castro 6": "joules campaign table castro.toml --table machines",
     "castro 12, 13": "joules campaign table castro.toml --table accuracy",
-    "krzywaniak 2": "joules campaign table krzywaniak.toml --table minima",
+    "krzywaniak 2": "joules campaign table krzywaniak.toml --table merits",
     "tang II, parameters": "joules operations --input 3x224x224 examples/studies/networks.py:vgg16",
     "tang IV": "joules campaign table tang-v100.toml --table optimum",
-    "koszczal 1": "joules campaign table koszczal.toml --table minima",
+    "koszczal 1": "joules campaign table koszczal.toml --table merits",
 }
 """The command that prints a table of the papers, of a campaign that has run into the folder of its name."""
 

@@ -282,7 +282,7 @@ def test_a_campaign_has_one_best_in_every_place(home, capsys):
     file, _ = home
     said(capsys, "campaign", "table", file, "--table", "cells", "-o", "cells.csv", "--overwrite")
     minima = csv.DictReader(
-        io.StringIO(said(capsys, "campaign", "table", file, "--table", "minima", "--format", "csv"))
+        io.StringIO(said(capsys, "campaign", "table", file, "--table", "merits", "--format", "csv"))
     )
     table = {row["target"]: row for row in minima}
     metrics = {"e": "E", "edp": "EDP", "eds:2": "EDS k=2", "eds:1.5": "EDS k=1.5"}

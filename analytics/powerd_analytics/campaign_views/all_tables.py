@@ -20,6 +20,7 @@ from powerd_analytics.campaign_views.group_tables import (
     floor_table,
     machines_table,
     marginals_table,
+    merits_table,
     minima_table,
     optimum_table,
     ranges_table,
@@ -34,6 +35,7 @@ _MAKERS: dict[str, Callable[[Campaign], Table]] = {
     "phases": phases_table,
     "accuracy": accuracy_table,
     "minima": minima_table,
+    "merits": merits_table,
     "ranges": ranges_table,
     "savings": savings_table,
     "scaling": scaling_table,
@@ -48,9 +50,9 @@ _MAKERS: dict[str, Callable[[Campaign], Table]] = {
     "trainings": trainings_table,
 }
 """By name, in the order of the page."""
-OF_THE_BEST = ("minima", "ranges", "savings", "marginals", "optimum")
+OF_THE_BEST = ("minima", "merits", "ranges", "savings", "marginals", "optimum")
 """Those that say what is best, or better, which takes repeats."""
-ON_REQUEST = ("spread", "trainings")
+ON_REQUEST = ("merits", "spread", "trainings")
 """Those that are not shown unless they are asked for."""
 
 

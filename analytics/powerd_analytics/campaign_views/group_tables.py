@@ -24,12 +24,14 @@ from powerd_analytics.campaigns.design import GPUS, KNOBS, MODEL, Cell, Design
 from powerd_analytics.energy.metrics import edp_js
 from powerd_analytics.frame.best import NEAR, best_of_pairs
 from powerd_analytics.frame.figure import Figure
-from powerd_analytics.frame.merits import MERITS, OF_A_SWEEP, merit_of
+from powerd_analytics.frame.merits import OF_A_SWEEP, merit_of
 from powerd_analytics.output.export import Column, Table, make_table
 from powerd_analytics.output.text import Cell as TableCell
 from powerd_core.settings import KNOB_AS_OPTION
 
-_OF_MINIMA = ("e", "edp", "eds:2", "eds:1.5")
+_OF_MINIMA = ("e", "edp", "eds:2")
+_OF_MERITS = ("e", "edp", "ed2p", "eds:2", "sml", "eds:1.5")
+"""Those on request."""
 _SHORT = {option: knob.heading for option, knob in KNOB_AS_OPTION.items()} | {"batch_size": "batch"}
 
 
@@ -52,8 +54,17 @@ def _as_good(texts: Sequence[str], worst: float) -> dict[str, TableCell]:
 
 
 def minima_table(campaign: Campaign) -> Table:
-    """For each group the reference and the best cells by energy, EDP and EDS, as Krzywaniak et al. print them: watts,
-    joules and seconds, and what they are off the reference."""
+    """For each group the reference and the best cells by energy, EDP and EDS (k = 2): watts, joules and seconds, and
+    what they are off the reference."""
+    return _minima_of(campaign, "minima", _OF_MINIMA)
+
+
+def merits_table(campaign: Campaign) -> Table:
+    """The same by all figures of merit, as Krzywaniak et al. print them."""
+    return _minima_of(campaign, "merits", _OF_MERITS)
+
+
+def _minima_of(campaign: Campaign, table: str, of: Sequence[str]) -> Table:
     knobs = [name for name in campaign.design.factors if name in KNOBS]
     is_thousands = any(f.energy_j.value >= 1e5 for f in campaign.cells)
     per = "/sample" if campaign.is_per_sample else ""
@@ -74,25 +85,24 @@ def minima_table(campaign: Campaign) -> Table:
             continue
         if group.reference is not None:
             rows.append(dict(group.levels) | {"target": "reference"} | _minimum(campaign, group.reference))
-        for name in _OF_MINIMA:
-            if group.reference is None and name.startswith("eds"):
+        for name in of:
+            if group.reference is None and name.startswith(("eds", "sml")):
                 continue
-            best, merit = campaign.best(group, name), merit_of(name)
+            of_eds = "eds:2" if name == "sml" else name  # the saving minus the loss is twice its gain
+            best, merit = campaign.best(group, of_eds), merit_of(name)
             row = dict(group.levels) | {"target": merit.heading} | _minimum(campaign, best.cell)
             texts = [spans(campaign, best.as_good, (*group.cells, *best.as_good), knob) for knob in knobs]
             row |= _as_good(texts, best.worst)
-            if (ratio := campaign.by_id[best.cell.id].ratios.get(name)) is not None:
+            if (ratio := campaign.by_id[best.cell.id].ratios.get(of_eds)) is not None:
+                ratio = ratio.shifted(-1.0).scaled(2.0).shifted(1.0) if name == "sml" else ratio
                 row |= per_cent("gain_pct", ratio, saved=True)
             rows.append(row)
-            if name == "eds:2" and ratio is not None:  # the saving minus the loss is twice its gain
-                gain = per_cent("gain_pct", ratio.shifted(-1.0).scaled(2.0).shifted(1.0), saved=True)
-                rows.append(row | {"target": MERITS["sml"].heading} | gain)
             unsure += len(best.open)
     notes = ["Δ %: off the reference, block by block"]
     notes += ["as good: settings that cannot be told from the least; ≤: by how much one may be worse"]
     notes += ["SML: saving of energy minus loss of time"] if any(row["target"] == "SML" for row in rows) else []
     notes += [open_note()] if unsure else []
-    return make_table("minima", f"Best settings of {campaign.design.name}", columns, rows, notes if rows else ())
+    return make_table(table, f"Best settings of {campaign.design.name}", columns, rows, notes if rows else ())
 
 
 def open_note() -> str:

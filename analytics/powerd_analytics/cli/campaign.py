@@ -385,6 +385,7 @@ def table(
                 "efficiency",
                 "kernels",
                 "testbed",
+                "merits",
                 "spread",
                 "trainings",
             ]
