@@ -3,9 +3,9 @@ and those that do not.
 
 Rounds with and without the watch follow each other in one process, in turns, so that slow drifts of the machine cancel;
 the figure is the median of the pairs' ratios with its 95 % interval, and beside it stands the same with a second round
-without a watch in the watch's place, which shows what the machine alone makes of it. On a GPU three kinds of watch are
-compared: device events in as many iterations as the watch itself decides (`device="auto"`), in all of them
-(`device="cuda"`), and none (`device="host"`).
+without a watch in the watch's place, which shows what the machine alone makes of it, and what `torch.profiler` costs.
+On a GPU three kinds of watch are compared: device events in as many iterations as the watch itself decides
+(`device="auto"`), in all of them (`device="cuda"`), and none (`device="host"`).
 
 Target: at most 0.5 % where an iteration takes 5 ms or more, 10 us below. Exit status 1 when the watch of the default
 misses it by more than its interval.
@@ -136,6 +136,8 @@ def measure(name: str, make: Callable[[], Training], rounds: int, round_s: float
     training.seconds(20)
     shares, iteration_s = pairs(training, nullcontext, rounds, round_s)
     show(name, "nothing", shares, iteration_s)
+    shares, iteration_s = pairs(training, torch.profiler.profile, max(4, rounds // 4), round_s)
+    show(name, "torch.profiler", shares, iteration_s)
     kinds = ("auto", "cuda", "host") if DEVICE.type == "cuda" else ("host",)
     ways = [(kind, False) for kind in kinds] + ([(kinds[0], True)] if layers else [])
     is_met = True
