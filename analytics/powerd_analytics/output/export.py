@@ -417,7 +417,7 @@ def _pair(columns: list[Column], lines: list[list[str]], k: int) -> None:
         mantissa, e, exponent = figure.partition("e")
         if u95 in ("", "–"):
             line[k - 1] = figure
-        elif e:  # both in the same power of ten
+        elif e and u95[:1].isdigit():  # both in the same power of ten; "not told" is no number
             line[k - 1] = f"({mantissa} ± {digits(float(u95) / 10 ** int(exponent), 2)})e{exponent}"
         else:
             line[k - 1] = f"{figure} ± {u95}"

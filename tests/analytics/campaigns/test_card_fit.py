@@ -1,6 +1,7 @@
 """A card from a sweep of caps: true constants come back, left-out caps are predicted, and what is no card is said."""
 
 import csv
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -101,3 +102,19 @@ def test_the_command_fits_a_sweep_and_its_card_is_simulated(tmp_path, capsys, mo
         out.writerow(("model", "power_cap_w", "energy_j", "time_s"))
         out.writerows(("vgg19", p.cap_w, p.power_w * p.time_s, p.time_s) for p in points("vgg19"))
     assert joules(capsys, "campaign", "fit", "published.csv")[0] == 0
+
+
+def test_a_constant_at_its_bound_that_is_not_told_is_printed(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    network, printed = replace(NETWORKS["vgg19"], waiting=0.0), []
+    for seed in range(8):
+        rng, lines = np.random.default_rng(seed), ["model,power_cap_w,energy_j,time_s"]
+        for cap in CAPS:
+            at = operate(RTX_6000, network, float(cap))
+            e, t = np.exp(0.01 * rng.standard_normal(2))
+            lines.append(f"vgg19,{cap},{at.energy_j * e},{at.time_s * t}")
+        (tmp_path / "sweep.csv").write_text("\n".join(lines))
+        code, out, err = joules(capsys, "campaign", "fit", "sweep.csv")
+        assert code == 0, err
+        printed.append(out)
+    assert any("e-" in out and "not told" in out for out in printed), "a share of nearly nothing has an exponent"
