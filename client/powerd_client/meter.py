@@ -43,6 +43,10 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 
+MOST_OTHER_TURNS = 20
+"""So many updates of other optimizers in a row, and the one whose updates were iterations is thought to have ended."""
+
+
 class Meter:
     """Records the energy of whatever runs between its construction and `close`, with the phases that are marked.
 
@@ -100,6 +104,8 @@ class Meter:
         self._choice: PowerChooser | None = None
         """What chooses a cap by the updates of a watched training."""
         self._choice_code: int | None = None
+        self._other_turns = 0
+        """Updates since the last one that counted."""
         try:
             self._open(url, overwrite, keys, is_numbered=out is None)
         except PowerdError as error:
@@ -268,12 +274,15 @@ class Meter:
 
     def _turn(self, code: int) -> None:
         """The mark ``code``, just made, has ended an update of a watched training. Of several optimizers the first
-        one's updates are the iterations."""
+        one's updates are the iterations; where these have ended, as of a model that is watched anew, another's are."""
         if self._timer is not None:
             self._timer.turn(code)
         if self._choice is not None:
-            self._choice_code = code if self._choice_code is None else self._choice_code
+            self._other_turns += 1
+            if self._choice_code is None or self._other_turns > MOST_OTHER_TURNS:
+                self._choice_code = code
             if code == self._choice_code:
+                self._other_turns = 0
                 self._choice.step()
 
     def _begin_choice(self, wish: str | Mapping[str, Any]) -> None:

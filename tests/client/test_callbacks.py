@@ -337,3 +337,18 @@ def test_a_watched_script_chooses_as_joules_record_was_asked_to(monkeypatch, cap
     with TapedMeter() as meter:
         meter.watch(model, optimizers[0])
     assert "no power cap is chosen" in capfd.readouterr().err
+
+
+def test_a_choice_goes_on_with_a_training_that_is_watched_anew(monkeypatch):
+    chooser = Chooser()
+    monkeypatch.setattr(TapedMeter, "optimise_power", lambda self, **options: chooser)
+    monkeypatch.setenv("POWERD_OPTIMISE", '{"metric": "edp"}')
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with TapedMeter() as meter:
+        for batch_size, steps in ((4, 5), (8, 60)):
+            meter.watch(model, optimizer, batch_size=batch_size)
+            for _ in range(steps):
+                model(X).sum().backward()
+                optimizer.step()
+        assert chooser.steps > 5 + 30, "else a cap on trial would stay to the end"

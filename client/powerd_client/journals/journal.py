@@ -48,9 +48,9 @@ from powerd_core.serde import check_json
 from powerd_core.wire import Event, FrameReader, Garbage, Message, encode
 
 RUN_ENVIRONMENT = "POWERD_RUN"
+"""Environment variable that tells a training process into which journal directory its marks go."""
 OPTIMISE_ENVIRONMENT = "POWERD_OPTIMISE"
 """Arguments of `Meter.optimise_power` as JSON, for the first training that a command under `joules record` watches."""
-"""Environment variable that tells a training process into which journal directory its marks go."""
 KEYS_ENVIRONMENT = "POWERD_KEYS"
 """Environment variable that names the directory of keys."""
 ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
