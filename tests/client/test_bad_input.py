@@ -74,7 +74,8 @@ def script(tmp_path_factory):
             cell(meter)
     model, other = nn.Linear(3, 3), nn.Linear(3, 3)
     optimizer = torch.optim.SGD(other.parameters(), lr=0.1)
-    watch = meter.watch(model, optimizer)
+    meter.watch(model, optimizer)
+    model_is_gone = weakref.ref(model)
     held = weakref.ref(optimizer)
     model(torch.ones(1, 3)).sum().backward()
     del optimizer
@@ -82,7 +83,7 @@ def script(tmp_path_factory):
     is_held = held() is not None
     del model
     gc.collect()
-    assert not watch.is_active
+    assert model_is_gone() is None
     other(torch.ones(1, 3)).sum().backward()
     meter.watch(other)
     in_processes(meter)

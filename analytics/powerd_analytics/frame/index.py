@@ -487,35 +487,25 @@ def index_runs(
     failed = list(below.unreadable)
     states = _states_of(folder, below.files, failed)
     files = {file["path"]: file for file in before.files()} if before is not None else {}
-    is_kept = {
-        name: file["error"] is None and states.get(name) == (file["file_bytes"], file["file_mtime_ns"])
-        for name, file in files.items()
-    }
-    todo = [name for name in states if not is_kept.get(name)]
+    unchanged = [name for name in states if name in files and _is_unchanged(files[name], states[name])]
+    done = set(unchanged)
+    todo = [name for name in states if name not in done]
     vanished = sorted(set(files) - set(states))
     is_due = before is None or bool(todo or vanished)
     if is_due and not os.access(out.parent, os.W_OK):  # before hours of reading are for nothing
         raise RunFileError(f"{out} cannot be written: its directory takes no files, or is none")
-    unchanged = [name for name in states if is_kept.get(name)]
     frames = [_frame(before.rows().filter(pc.field("path").isin(unchanged)))] if before is not None else []
     read = 0
     for i in range(0, len(todo), BLOCK):
-        names = todo[i : i + BLOCK]
-        work = partial(run_records, is_anew=again)
-        known = {name: rows for name in names if not again and (rows := known_records(folder / name)) is not None}
-        others = [name for name in names if name not in known]
-        results: list[Reduced[list[dict[str, Any]]]] = reduce_runs(
-            [folder / name for name in others], function=work, jobs=jobs, scheduler=scheduler, progress=progress
-        )
-        failed += [r.error for r in results if r.error is not None]
-        read += len(known) + sum(r.error is None for r in results)
-        of_names = dict(zip(others, results, strict=True))
-        records = {name: rows for name in names if (rows := known.get(name) or of_names[name].value) is not None}
-        frame = frame_of_records(row | {"path": name} for name, rows in records.items() for row in rows)
+        reduced = partial(reduce_runs, jobs=jobs, scheduler=scheduler, progress=progress)
+        records = _records_of(folder, todo[i : i + BLOCK], reduced, again=again)
+        frame = frame_of_records(row | {"path": name} for name, own in records.items() for row in own.value or ())
         first = {str(r["path"]): r for r in reversed(rows_of(frame[[n for n in FILE_COLUMNS if n in frame]]))}
-        for name in names:
-            error = of_names[name].error if name in of_names else None
-            files[name] = _row_of_file(name, states[name], first.get(name), len(records.get(name, ())), error)
+        for name, own in records.items():
+            files[name] = _row_of_file(name, states[name], first.get(name), len(own.value or ()), own.error)
+        errors = [own.error for own in records.values() if own.error is not None]
+        failed += errors
+        read += len(records) - len(errors)
         frames.append(frame)
     if is_due and (unchanged or read):
         progress(1.0, f"writing {out}")
@@ -523,6 +513,25 @@ def index_runs(
         _write(out, [files[name] for name in states], together(frames), root)
     gone = tuple(str(folder / name) for name in vanished)
     return IndexReport(out, len(unchanged) + read, read, tuple(failed), gone, tuple(map(str, below.unbuilt)), afresh)
+
+
+def _is_unchanged(file: Record, state: tuple[int, int]) -> bool:
+    return file["error"] is None and state == (file["file_bytes"], file["file_mtime_ns"])
+
+
+_Records = Reduced[list[dict[str, Any]]]
+
+
+def _records_of(
+    folder: Path, names: Sequence[str], reduce: Callable[..., list[_Records]], *, again: bool
+) -> dict[str, _Records]:
+    """The rows of run files by their names; but with ``again`` the kept ones of files that have them."""
+    kept = {} if again else {name: known_records(folder / name) for name in names}
+    records = {name: Reduced(folder / name, rows) for name, rows in kept.items() if rows is not None}
+    others = [name for name in names if name not in records]
+    work = partial(run_records, is_anew=again)
+    records |= zip(others, reduce([folder / name for name in others], function=work), strict=True)
+    return {name: records[name] for name in names}
 
 
 def _former(folder: Path, out: Path, *, again: bool) -> tuple[Index | None, str]:

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import replace
 from operator import itemgetter
 from pathlib import Path
@@ -240,35 +240,48 @@ def _joules(row: RunRow) -> str:
 def _shares(run: Run, table: PhaseTable, whole: RunRow) -> str:
     """``of 553 J in iterations: backward 54 %, forward 26 %, rest 20 %``, the largest first, on one line: the shares of
     the table, of all its groups together."""
-    of_device = (whole.device, whole.provenance)
-    groups = [t for t in table.totals if (t.device, t.provenance) == of_device and _is_trained(t.group)]
-    groups = [t for t in groups if "batch_size" in t.group] or groups
-    keys = {group_key(t.group) for t in groups}
-    rows = [r for r in table.phases if (r.device, r.provenance) == of_device and group_key(r.group) in keys]
-    if not whole.energy_j or not rows or {r.path for r in rows} <= {WHOLE}:
+    groups = _trained_groups(table, whole)
+    of_group: dict[Any, list[PhaseRow]] = {group_key(t.group): [] for t in groups}
+    for row in table.phases:
+        if (row.device, row.provenance) == (whole.device, whole.provenance) and group_key(row.group) in of_group:
+            of_group[group_key(row.group)].append(row)
+    paths = {row.path for rows in of_group.values() for row in rows}
+    if not whole.energy_j or paths <= {WHOLE}:
         return "  no phases are marked in it: see meter.watch and meter.phase"
-    parts = [row for key in keys for row in parts_among([r for r in rows if group_key(r.group) == key])]
-    hidden = dict.fromkeys(row.phase for row in parts if row.j_per_batch is None)
-    joules = defaultdict[str, float](float)
-    for row in parts:
-        if row.j_per_batch is not None:
-            joules[row.phase] += row.j_per_batch * row.iterations
-    names = ", ".join(hidden) if len(hidden) < 5 else f"{len(hidden)} more"
+    joules, hidden = _joules_by_phase([row for rows in of_group.values() for row in parts_among(rows)])
     base = sum(t.energy_j or 0.0 for t in groups)
     if not joules or not base:
-        return f"  {names or 'phases'}: not resolvable; the table says why"
+        return f"  {hidden or 'phases'}: not resolvable; the table says why"
     shares = sorted(((name, 100 * j / base) for name, j in joules.items()), key=itemgetter(1), reverse=True)
     texts = [f"{name} {share:.0f} %" for name, share in shares]
     rest = 100 - sum(share for _, share in shares)
-    texts += [f"rest{' with ' * bool(hidden)}{names} {rest:.0f} %"] if hidden or rest > 0.5 else []
-    outermost = {r.path.partition("/")[0] for r in rows}
+    texts += [f"rest{' with ' * bool(hidden)}{hidden} {rest:.0f} %"] if hidden or rest > 0.5 else []
+    outermost = {path.partition("/")[0] for path in paths}
     within = "phases" if len(outermost) > 1 else "iterations" if outermost == {ITERATION} else outermost.pop()
     return f"  of {significant(base, 4)} J in {within}: {', '.join(texts)}"
 
 
-def _is_trained(group: Mapping[str, Any]) -> bool:
-    """Whether the phases of a group are of a training, not of its layers or beside others."""
-    return LAYER not in group and group.get("overlaps") is not True
+def _trained_groups(table: PhaseTable, whole: RunRow) -> list[TotalRow]:
+    """The groups of a device that are of a training, not of its layers or beside others; where some say a batch size,
+    these alone."""
+    groups = [
+        total
+        for total in table.totals
+        if (total.device, total.provenance) == (whole.device, whole.provenance)
+        and LAYER not in total.group
+        and total.group.get("overlaps") is not True
+    ]
+    return [total for total in groups if "batch_size" in total.group] or groups
+
+
+def _joules_by_phase(parts: Sequence[PhaseRow]) -> tuple[dict[str, float], str]:
+    """The joules of phases by their names, and in words those that have none."""
+    joules = defaultdict[str, float](float)
+    for row in parts:
+        if row.j_per_batch is not None:
+            joules[row.phase] += row.j_per_batch * row.iterations
+    hidden = dict.fromkeys(row.phase for row in parts if row.j_per_batch is None)
+    return joules, ", ".join(hidden) if len(hidden) < 5 else f"{len(hidden)} more"
 
 
 def totals(path: Path, device: str | None = None) -> dict[str, float]:

@@ -78,8 +78,6 @@ class BudgetRow:
     u95_j: float | None
     parts: tuple[Share, ...]
     words: str
-    closed_form_j: float | None = None
-    """Energy by the closed formula of a low-pass, beside that of the model; None where a line has no low-pass."""
 
 
 def budget_rows(
@@ -172,7 +170,7 @@ def _with_closed_form(told: BudgetRow, row: PhaseRow, run: Run, part: Part, used
     joules = sum(filter(None, watts)) * row.s_per_batch / row.ranks
     off = (joules - told.energy_j) / told.u95_j
     words = f"{told.words}; closed formula of the low-pass: {joules:.4g} J ({off:+.1f} U95)"
-    return replace(told, words=words, closed_form_j=joules)
+    return replace(told, words=words)
 
 
 def low_pass_w(posterior: Posterior, begin_ns: NDArray[np.int64], end_ns: NDArray[np.int64]) -> float | None:
@@ -267,7 +265,7 @@ def _budget_row(
 
 COLUMNS = (
     "table", "group", "phase", "device", "provenance", "n", "energy_j", "u_j", "u95_j", "part", "part_u_j", "share",
-    "distribution", "shared_by_phases", "shared_by_lines", "words", "closed_form_j",
+    "distribution", "shared_by_phases", "shared_by_lines", "words",
 )  # fmt: skip
 """One row for each part of each row of the run's table; a row without parts has one with these cells empty."""
 

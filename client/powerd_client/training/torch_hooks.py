@@ -1133,11 +1133,6 @@ class Watch:
         self.updates.append(updates)
         self.on_remove(updates.close)
 
-    @property
-    def is_active(self) -> bool:
-        """Whether it still marks."""
-        return bool(self._undo)
-
     def remove(self) -> None:
         """Take all hooks away; again does nothing. A phase that is open is ended by what runs, or cut."""
         while self._undo:
