@@ -14,7 +14,7 @@ from typing import Any
 
 from powerd_core.hold import UNITS, option_of
 
-__all__ = ["GPU_KNOBS", "KNOB_AS_OPTION", "SETTING", "UNITS", "Knob", "KnobSetting", "setting_in", "unit_of"]
+__all__ = ["KNOB_AS_OPTION", "KNOB_OF_NAME", "SETTING", "UNITS", "Knob", "KnobSetting", "setting_in", "unit_of"]
 
 SETTING = "setting"
 """The name of these events. One of that name with other values is somebody else's, and states nothing."""
@@ -22,13 +22,14 @@ SETTING = "setting"
 
 @dataclass(frozen=True, slots=True)
 class Knob:
-    """A knob of a GPU, and how people call it."""
+    """A knob, and how people call it."""
 
     name: str
     words: str
     """In a sentence."""
     heading: str
     """Where there is less room."""
+    is_of_gpu: bool = True
 
     @property
     def option(self) -> str:
@@ -40,15 +41,16 @@ class Knob:
         return UNITS[self.name]
 
 
-GPU_KNOBS = {
+KNOB_OF_NAME = {
     knob.name: knob
     for knob in (
         Knob("power_cap", "power cap", "cap"),
         Knob("sm_clock", "SM clock", "SM clock"),
         Knob("mem_clock", "memory clock", "memory clock"),
+        Knob("package_power", "package limit", "package", is_of_gpu=False),
     )
 }
-KNOB_AS_OPTION = {knob.option: knob for knob in GPU_KNOBS.values()}
+KNOB_AS_OPTION = {knob.option: knob for knob in KNOB_OF_NAME.values()}
 """By `Knob.option`."""
 
 

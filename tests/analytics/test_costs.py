@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from make_campaign import one_run
 
-from powerd_analytics.frame.costs import Factors
+from powerd_analytics.frame.costs import Factors, gpus_in
 from powerd_core.errors import ConfigError
 
 BOTH = ("--co2-g-per-kwh", "380", "--u-co2-g-per-kwh", "20", "--price-per-kwh", "0.3", "--currency", "EUR")
@@ -58,3 +58,20 @@ def test_relative_uncertainties_add_in_squares(energy, u, factor, u_factor):
 def test_what_is_no_factor(given):
     with pytest.raises(ConfigError):
         Factors(**given)
+
+
+def test_hours_of_gpus_cost_beside_their_energy(tmp_path, capsys):
+    one_run(tmp_path / "a.h5", gpus=2)
+    priced = ("--price-per-kwh", 0.36, "--price-per-gpu-hour", 3.6, "--currency", "EUR", "--iterations", 1000)
+    code, out, _ = joules(capsys, "tables", tmp_path / "a.h5", "--table", "totals", "--format", "csv", *priced)
+    assert code == 0
+    found = {row["device"]: row for row in csv.DictReader(io.StringIO(out))}
+    for device, gpus in (("gpu0", 1), ("gpu0+gpu1", 2)):
+        row = found[device]
+        expected = 0.36 * float(row["energy_j"]) / 3.6e6 + 3.6 * gpus * float(row["time_s"]) / 3600
+        assert float(row["cost_eur"]) == pytest.approx(expected, rel=1e-4)
+
+
+def test_processors_are_in_no_price_of_a_gpu():
+    row = {"device": "cpu0", "gpus": 4}
+    assert [gpus_in(row | {"device": name}) for name in ("cpu0", "gpu3", "gpu0+gpu1", "node")] == [0, 1, 4, 4]

@@ -27,7 +27,8 @@ def test_anything_else_states_nothing(wrong):
     assert setting_in(good) is None
 
 
-def test_knobs_of_a_gpu_are_known_by_option_with_their_unit():
+def test_knobs_are_known_by_option_with_their_unit():
     assert {option: (knob.name, knob.unit) for option, knob in KNOB_AS_OPTION.items()} == {
         "power_cap_w": ("power_cap", "W"), "sm_clock_mhz": ("sm_clock", "MHz"), "mem_clock_mhz": ("mem_clock", "MHz"),
+        "package_power_w": ("package_power", "W"),
     }  # fmt: skip

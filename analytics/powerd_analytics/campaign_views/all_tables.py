@@ -8,8 +8,10 @@ from dataclasses import replace
 from powerd_analytics.campaign_views.campaign_figures import SINGLE, Campaign, is_single
 from powerd_analytics.campaign_views.cell_tables import (
     accuracy_table,
+    averages_table,
     cells_table,
     efficiency_table,
+    gain_table,
     kernels_table,
     phases_table,
     spread_table,
@@ -26,6 +28,7 @@ from powerd_analytics.campaign_views.group_tables import (
     ranges_table,
     savings_table,
     scaling_table,
+    slowdown_table,
 )
 from powerd_analytics.output.export import Table, with_provenance
 from powerd_analytics.runs.ranks import notes_of_runs
@@ -43,14 +46,17 @@ _MAKERS: dict[str, Callable[[Campaign], Table]] = {
     "machines": machines_table,
     "marginals": marginals_table,
     "optimum": optimum_table,
+    "slowdown": slowdown_table,
     "efficiency": efficiency_table,
+    "averages": averages_table,
+    "gain": gain_table,
     "kernels": kernels_table,
     "testbed": testbed_table,
     "spread": spread_table,
     "trainings": trainings_table,
 }
 """By name, in the order of the page."""
-OF_THE_BEST = ("minima", "merits", "ranges", "savings", "marginals", "optimum")
+OF_THE_BEST = ("minima", "merits", "ranges", "savings", "marginals", "optimum", "slowdown")
 """Those that say what is best, or better, which takes repeats."""
 ON_REQUEST = ("merits", "spread", "trainings")
 """Those that are not shown unless they are asked for."""

@@ -479,6 +479,7 @@ _ENFORCED: Mapping[str, _Enforced] = {
     "power_cap_w": _Enforced("cap W", "power_cap_w", "power_cap_basis", 1.0, 0.5),
     "sm_clock_mhz": _Enforced("SM MHz", "clock_hz", "clock_basis", 1e6, 0.5),
     "mem_clock_mhz": _Enforced("memory MHz", "memory_clock_hz", "memory_clock_basis", 1e6, 0.5),
+    "package_power_w": _Enforced("package W", "", "", 1.0, 0.5),
 }
 _ASKED = "_asked"
 

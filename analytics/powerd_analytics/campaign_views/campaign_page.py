@@ -26,6 +26,7 @@ from powerd_analytics.campaign_views.pictures import (
     draw_knob_savings,
     draw_normalised,
     draw_scaling,
+    draw_slowdown,
 )
 from powerd_analytics.campaigns.design import GPUS, KNOBS, MODEL, Cell
 from powerd_analytics.frame.merits import merit_of
@@ -41,6 +42,7 @@ from powerd_core.text import printable
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+PASSES = ("forward", "backward")
 _MOST_PANELS = 12
 """A picture of more panels cannot be read."""
 
@@ -107,15 +109,20 @@ def pictures(campaign: Campaign, beside: Sequence[Campaign] = ()) -> Iterator[Pi
     for knob in (CORE, MEMORY):
         if knob in swept and has_reference:
             for kind, draw in clock_pictures(campaign, knob):
-                title = f"Speed and power over the {SWEPT[knob]}{f', {kind}' if kind else ''}"
+                title = f"Speed, power and energy over the {SWEPT[knob]}{f', {kind}' if kind else ''}"
                 yield Picture("-".join([knob.removesuffix("_mhz"), *re.findall(r"\w+", kind)]), title, draw)
+    if {CAP, CORE} <= set(swept) and has_reference:
+        yield Picture("slowdown", "Cap against clock at equal slowdown", partial(draw_slowdown, campaign))
     if CAP in swept and len(design.factors.get(GPUS, ())) > 1 and has_reference:
         yield Picture("gpus", "Caps by number of GPUs", partial(draw_gpus, campaign))
         yield Picture("scaling", "Time by number of GPUs", partial(draw_scaling, campaign))
     if design.analysis.instrument.moved_over:
-        for phase in dict.fromkeys(name for m in campaign.runs for name in phase_names(m.result)):
-            title = f"{phase} by batch size and GPUs"
-            yield Picture(f"kinds-{phase}", title[:1].upper() + title[1:], partial(draw_kinds, campaign, phase))
+        own = list(dict.fromkeys(name for m in campaign.runs for name in phase_names(m.result)))
+        both = [PASSES] if set(PASSES) <= set(own) else []
+        for phases in [*((name,) for name in own), *both]:
+            title = f"{' + '.join(phases)} by batch size and GPUs"
+            drawn = partial(draw_kinds, campaign, phases)
+            yield Picture(f"kinds-{'-'.join(phases)}", title[:1].upper() + title[1:], drawn)
     if savings(campaign):
         yield Picture("savings", "What each knob saves", partial(draw_knob_savings, campaign))
 

@@ -23,19 +23,28 @@ from powerd_analytics.campaign_views.groups import BATCH, batch_of
 from powerd_analytics.campaigns.design import GPUS, MODEL, Cell, Design, level_text
 from powerd_analytics.campaigns.journal import Result
 from powerd_analytics.energy.metrics import weighted_mean
+from powerd_analytics.frame.costs import Factors
 from powerd_analytics.frame.figure import Figure, Record, figure_of, number_of, sum_of_figures
-from powerd_analytics.frame.figures import RESULT, column, rows_of
+from powerd_analytics.frame.figures import ATTRIBUTE, COLUMNS, RESULT, column, frame_from, rows_of
 from powerd_analytics.frame.means import mean_of_ratios
 from powerd_analytics.output.export import Column, Table, make_table
 from powerd_analytics.output.text import Cell as TableCell
 from powerd_analytics.output.text import shortened
+from powerd_analytics.views import pivots
 from powerd_core.text import printable
 
 TESTBED = (
-    "host", "processor", "cores", "memory_gib", "device_name", "driver_version", "least_power_limit_w",
-    "default_power_limit_w", "greatest_power_limit_w",
+    "host", "processor", "cores", "memory_gib", "device_name", "driver_version", "cuda_version", "torch_version",
+    "least_power_limit_w", "default_power_limit_w", "greatest_power_limit_w", "clock_hz", "memory_clock_hz",
 )  # fmt: skip
 """Columns of the frame that say on what a run was made."""
+_OF_TESTBED = {
+    "device_name": "device", "memory_gib": "GiB", "least_power_limit_w": "least W",
+    "default_power_limit_w": "default W", "greatest_power_limit_w": "greatest W", "clock_hz": "SM MHz set",
+    "memory_clock_hz": "memory MHz set",
+}  # fmt: skip
+"""Their headings, where they are not those of the frame."""
+KNOB_OF_CLOCK = {"clock_hz": "sm_clock_mhz", "memory_clock_hz": "mem_clock_mhz"}
 
 # -- cells -------------------------------------------------------------------------------------------------------------
 
@@ -57,6 +66,8 @@ def cells_table(campaign: Campaign) -> Table:
         columns += figure_columns("edp_ratio", "1", "EDP", meaning="energy-delay product over the reference's")
     else:
         columns.append(Column("power_w", "number", "W", heading="W"))
+    factors = _prices(design)
+    columns += [column(name) for name in factors.columns]
     # For programs (`joules pick`, pictures); people have them in tables of their own.
     known = {c.name for c in columns}
     of_frame = sorted(filter(_FOR_PROGRAMS.search, campaign.frame.columns), key=lambda name: name.startswith(RESULT))
@@ -72,14 +83,28 @@ def cells_table(campaign: Campaign) -> Table:
     for cell in design.cells():
         why = history.left.get(cell.id)
         if cell.id in by_id:
-            rows.append(by_id[cell.id] | campaign.levels(cell))
+            f = campaign.by_id[cell.id]
+            gpu_s = float(str(cell.levels.get(GPUS, 1))) * f.time_s.value
+            costs = factors.of(f.energy_j.value, f.energy_j.u95, gpu_s)
+            rows.append({**by_id[cell.id], **campaign.levels(cell), **costs})
         elif why is not None:
             text = f"no result: {why.reason}{f' ({shortened(why.text, 60)})' if why.text else ''}"
             rows.append({**cell.levels, "runs": 0, "note": text})
     notes = [f"E and EDP: of those at {reference_text(design)}, in the same block"] if design.reference else []
     notes += ["joules of all cards, by what one of each kind took"] if design.analysis.instrument.moved_over else []
+    notes += [f"{factors.stated}; of {'a sample' if per else 'a run'}"] if factors else []
     notes += _quiet_verdicts(rows) + campaign.asked_notes + run_notes(design, history)
     return make_table("cells", f"Cells of {design.name}", columns, rows, notes)
+
+
+def _prices(design: Design) -> Factors:
+    of = design.analysis
+    is_priced = of.price_per_kwh is not None or of.price_per_gpu_hour is not None
+    return Factors(
+        price_per_kwh=of.price_per_kwh,
+        price_per_gpu_hour=of.price_per_gpu_hour,
+        currency=of.currency if is_priced else None,
+    )
 
 
 _FOR_PROGRAMS = re.compile(rf"_ratio$|_within_pct$|^{RESULT}")
@@ -140,12 +165,20 @@ def phases_table(campaign: Campaign) -> Table:
         *campaign.factor_columns, Column("phase"),
         *figure_columns("time_s", "s", f"s{per}", u95="u95_s"),
         *figure_columns("energy_j", "J", f"J{per}{of_card}", u95="u95_j", missing="n.r."),
+        Column("power_w", "number", "W", heading="W"),
     ]  # fmt: skip
+    if per:
+        columns += [
+            Column("samples_per_s", "number", "1/s", is_hidden=True),
+            Column("run_s", "number", "s", "of all batches of a run", is_hidden=True),
+            Column("run_j", "number", "J", "of all batches of a run", is_hidden=True),
+        ]
     for name, unit in (("time", "s"), ("energy", "J")) if design.reference else ():
         columns += figure_columns(f"{name}_pct", "%", f"{unit} Δ %")
     columns.append(Column("note"))
     rows = [campaign.levels(cell) | row for cell, row in phase_rows(campaign)]
-    return make_table("phases", f"Phases of {design.name}", columns, rows, campaign.asked_notes)
+    notes = ["CSV and JSON have samples/s, and seconds and joules of all batches of a run, too"] if per else []
+    return make_table("phases", f"Phases of {design.name}", columns, rows, campaign.asked_notes + notes)
 
 
 def _has_batches(campaign: Campaign) -> bool:
@@ -169,12 +202,18 @@ def phase_rows(campaign: Campaign) -> Iterator[tuple[Cell, dict[str, TableCell]]
                 continue
             time = campaign.mean_of_numbers([by[b] * one.time_s for b, one in at.items()])
             row: dict[str, TableCell] = {"phase": phase, "time_s": time.value, "u95_s": time.u95}
+            if has_batches:
+                row |= {"samples_per_s": (batch_of(cell.levels) or 0.0) / time.value} if time.value else {}
+                row["run_s"] = campaign.mean_of_numbers([one.time_s for one in at.values()]).value
             joules = [one.energy.scaled(by[b]) for b, one in at.items() if one.energy is not None]
+            whole = [one.energy for one in at.values() if one.energy is not None]
             reasons = dict.fromkeys(one.why for one in at.values() if one.energy is None)
             some = ""
             if joules:
                 energy = campaign.mean(joules)
                 row |= {"energy_j": energy.value, "u95_j": energy.u95 or None}
+                row["power_w"] = energy.value / time.value if time.value else None
+                row |= {"run_j": campaign.mean(whole).value} if has_batches else {}
                 some = f"joules: mean of {len(joules)} of {len(at)} runs; in the others "
             row["note"] = f"{some}not resolvable: {', '.join(reasons)}" if reasons else None
             of_reference = {block: phases[phase] for block, phases in beside.items() if phase in phases}
@@ -320,6 +359,58 @@ def efficiency_table(campaign: Campaign) -> Table:
     return make_table("efficiency", f"Operations of {campaign.design.name}", columns, rows, notes if rows else ())
 
 
+_KIND = f"{ATTRIBUTE}cards"
+_PARTS = ("statistical", "systematic")
+
+
+def averages_table(campaign: Campaign) -> Table:
+    """GFLOPS/W (paper) by model and batch size along the rows and by cards along the columns, with the averages of
+    rows, of columns and of all, as Castro et al. print them. An average is there only where all of its cells are."""
+    pivot, title = _efficiencies(campaign), f"GFLOPS/W of {campaign.design.name}, with averages"
+    return (
+        pivots.pivot_table(pivot, name="averages", title=title, averages=True) if pivot else _without_rows("averages")
+    )
+
+
+def gain_table(campaign: Campaign) -> Table:
+    """How many times the GFLOPS/W of one kind of card are those of another, cell by cell, with averages. Two kinds
+    only; the second over the first, or over the reference."""
+    moved_over, pivot = campaign.design.analysis.instrument.moved_over, _efficiencies(campaign)
+    kinds = [str(kind) for kind in campaign.design.factors.get(moved_over, ())]
+    if pivot is None or len(kinds) != 2:
+        return _without_rows("gain")
+    first = str(campaign.design.reference.get(moved_over, kinds[0]))
+    second = next(kind for kind in kinds if kind != first)
+    table = pivots.gain_table(pivot, _KIND, (first, second), averages=True)
+    return table or _without_rows("gain")
+
+
+def _without_rows(name: str) -> Table:
+    return make_table(name, "", [Column("note")], [])
+
+
+def _efficiencies(campaign: Campaign) -> pivots.Pivot | None:
+    """None without operations. A machine with cards of several kinds has a cell for each of them, and is one here."""
+    factors, moved_over = campaign.design.factors, campaign.design.analysis.instrument.moved_over
+    rows: dict[tuple[object, ...], Record] = {}
+    for f in campaign.cells:
+        paper, _ = _per_joule(list(campaign.run_figures[f.cell.id].values()))
+        cards = campaign.cards(f.cell)
+        kind = " + ".join(f"{n} {name}" for name, n in cards.items()) if len(cards) > 1 else "".join(cards)
+        if paper:
+            known = {n: v for n, v in f.row.items() if n in COLUMNS or n.startswith(ATTRIBUTE)}
+            by = paper / f.energy_j.value
+            unsure = {f"u_{part}_gflops_per_w": by * (number_of(f.row, f"u_{part}_j") or 0.0) for part in _PARTS}
+            own: Record = {"gflops_per_w": paper, "gflops_basis": "all phases", _KIND: kind or None}
+            rows.setdefault((*campaign.machine(f.cell).items(), kind), known | unsure | own)
+    if not rows:
+        return None
+    along = [*([_KIND] if moved_over else []), *([GPUS] if GPUS in factors else [])]
+    side = tuple(name for name in (MODEL, *BATCH) if name in factors) or (MODEL,)
+    request = pivots.PivotRequest(side, tuple(name.removeprefix(ATTRIBUTE) for name in along), "gflops_per_w")
+    return pivots.make_pivot(frame_from(rows.values()), request, (f"{ATTRIBUTE}{moved_over}",))
+
+
 def _operations(result: Result) -> tuple[float | None, float | None]:
     """Of forward and backward, by both conventions: a multiply-add is one, and each pass counts alike (Castro et al.);
     or two, and all that runs."""
@@ -342,16 +433,14 @@ def _settings(levels: Mapping[str, TableCell]) -> tuple[tuple[str, TableCell], .
 
 
 def testbed_table(campaign: Campaign) -> Table:
-    """The machines and devices on which the runs were made, as table 1 of Krzywaniak et al."""
-    beds = [m.result.rows[0] for m in campaign.runs]
-    headings = {"device_name": "device", "memory_gib": "GiB", "least_power_limit_w": "least W",
-                "default_power_limit_w": "default W", "greatest_power_limit_w": "greatest W"}  # fmt: skip
-    own = [name for name in TESTBED if any(name in bed for bed in beds)]
-    columns = [replace(column(name, headings.get(name, "")), is_setting=False) for name in own]
-    counts = Counter(tuple(bed.get(name) for name in own) for bed in beds if own and set(own) & set(bed))
-    rows: list[dict[str, TableCell]] = [
-        {**dict(zip(own, values, strict=True)), "runs": count} for values, count in counts.items()
-    ]
+    """The machines and devices on which the runs were made, as table 1 of Krzywaniak et al.; with the clocks that were
+    set, where these are no factor of the campaign."""
+    names = [name for name in TESTBED if KNOB_OF_CLOCK.get(name) not in campaign.design.factors]
+    beds = (bed for m in campaign.runs for bed in {tuple(map(row.get, names)) for row in m.result.wholes})
+    counts = Counter(bed for bed in beds if any(cell is not None for cell in bed))
+    rows: list[dict[str, TableCell]] = [dict(zip(names, bed, strict=True)) | {"runs": n} for bed, n in counts.items()]
+    shown = [name for name in names if any(row[name] is not None for row in rows)]
+    columns = [replace(column(name, _OF_TESTBED.get(name, "")), is_setting=False) for name in shown]
     columns.append(Column("runs", "integer", "1", heading="runs"))
     return make_table("testbed", f"Test bed of {campaign.design.name}", columns, rows)
 

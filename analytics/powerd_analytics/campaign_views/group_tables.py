@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from math import inf, log
 
-from powerd_analytics.campaign_views.campaign_figures import Campaign, CellRow, KnobGroup, figure_columns, is_knob
+from powerd_analytics.campaign_views.campaign_figures import (
+    CAP,
+    Campaign,
+    CellRow,
+    KnobGroup,
+    figure_columns,
+    is_knob,
+)
 from powerd_analytics.campaign_views.groups import (
     BATCH,
     CORE,
@@ -19,6 +27,7 @@ from powerd_analytics.campaign_views.groups import (
     scalings,
     setting_text,
     spans,
+    turned_alone,
 )
 from powerd_analytics.campaigns.design import GPUS, KNOBS, MODEL, Cell, Design
 from powerd_analytics.energy.metrics import edp_js
@@ -38,7 +47,7 @@ _SHORT = {option: knob.heading for option, knob in KNOB_AS_OPTION.items()} | {"b
 def per_cent(name: str, ratio: Figure, *, saved: bool = False) -> dict[str, TableCell]:
     """What a ratio is off 1, in per cent with its U95: more than the reference, or what is ``saved`` of it."""
     off = ratio.shifted(-1.0).scaled(-100.0 if saved else 100.0)
-    return {name: off.value, f"u95_{name}": off.u95}
+    return {name: off.value + 0.0, f"u95_{name}": off.u95}  # no -0
 
 
 _OF_AS_GOOD = [
@@ -231,6 +240,37 @@ def optimum_table(campaign: Campaign) -> Table:
                     **_as_good([", ".join(f"{level:g}" for level in as_good)], chosen.worst),
                 })  # fmt: skip
     return make_table("optimum", f"Best SM clocks of {campaign.design.name}", columns, rows)
+
+
+# -- cap against clock ------------------------------------------------------------------------------------------------
+
+SLOWDOWNS = (0.01, 0.02, 0.05, 0.1)
+"""Shares by which a training may take longer."""
+
+
+def slowdown_table(campaign: Campaign) -> Table:
+    """For each group the most that is saved at equal slowdown by caps alone, by SM clocks alone and by both. Only of a
+    campaign that has both knobs."""
+    columns = [
+        *(c for c in campaign.factor_columns if not is_knob(c.name)),
+        Column("slower_pct", "number", "%", "by how much at most", "slower ≤ %"), Column("turned"),
+        *(c for c in campaign.factor_columns if is_knob(c.name)),
+        *figure_columns("saving_pct", "%", "saves %"), *figure_columns("time_pct", "%", "time Δ %"),
+    ]  # fmt: skip
+    has_both = all(len(campaign.design.factors.get(name, ())) > 1 for name in (CAP, CORE))
+    rows: list[dict[str, TableCell]] = []
+    for group in campaign.groups if has_both else ():
+        for slower, knobs in product(SLOWDOWNS, ((CAP,), (CORE,), (CAP, CORE))):
+            every = [campaign.by_id[cell.id] for cell in turned_alone(group, knobs)]
+            may = [f for f in every if f.ratios and f.ratios["time"].value <= 1 + slower]
+            if may:
+                best = campaign.by_id[campaign.least(may, relative=True).cell.id]
+                turned = " and ".join(WORDS[knob] for knob in knobs)
+                rows.append({
+                    **campaign.levels(best.cell), "slower_pct": 100 * slower, "turned": turned,
+                    **per_cent("saving_pct", best.ratios["e"], saved=True), **per_cent("time_pct", best.ratios["time"]),
+                })  # fmt: skip
+    return make_table("slowdown", f"Cap against clock in {campaign.design.name}", columns, rows)
 
 
 # -- knobs that are chosen together ------------------------------------------------------------------------------------

@@ -45,6 +45,13 @@ def spans(campaign: Campaign, cells: Iterable[Cell], among: Iterable[Cell], knob
     return f"{', '.join(texts)} {unit_of(knob)}".strip() if texts else ""
 
 
+def turned_alone(group: KnobGroup, knobs: Iterable[str]) -> list[Cell]:
+    """Its cells whose other knobs are as at the reference."""
+    at = {} if group.reference is None else group.reference.levels
+    others = [name for name in KNOBS if name in at and name not in knobs]
+    return [cell for cell in group.cells if all(cell.levels[name] == at[name] for name in others)]
+
+
 # -- several GPUs ------------------------------------------------------------------------------------------------------
 
 

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from math import fsum
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,7 +15,7 @@ import numpy as np
 from powerd_analytics.campaign_views.campaign_figures import CAP, Campaign, CellRow, KnobGroup
 from powerd_analytics.campaign_views.cell_tables import phase_rows
 from powerd_analytics.campaign_views.group_tables import Saving, savings
-from powerd_analytics.campaign_views.groups import BATCH, WORDS, batch_of, scalings
+from powerd_analytics.campaign_views.groups import BATCH, CORE, WORDS, batch_of, scalings, turned_alone
 from powerd_analytics.campaigns.design import GPUS, KNOBS, MODEL, Cell
 from powerd_analytics.frame.figure import Figure
 from powerd_analytics.output.colours import PALETTE
@@ -93,8 +95,8 @@ def _metric_lines(ax: Axes, points: Sequence[tuple[float, float]]) -> None:
 
 
 def clock_pictures(campaign: Campaign, knob: str) -> Iterator[tuple[str, Callable[[], Picture]]]:
-    """For each kind of training what draws speed and power over a clock, as figures 4 to 15 of Tang et al.: a panel for
-    each model, a line for each batch size, all other knobs at their reference."""
+    """For each kind of training what draws speed, power and energy over a clock, as most figures of Tang et al.: panels
+    for each model, a line for each batch size, all other knobs at their reference."""
     alike: dict[tuple[tuple[str, TableCell], ...], list[KnobGroup]] = {}
     for group in campaign.groups:
         if group.reference is not None:
@@ -107,41 +109,63 @@ def clock_pictures(campaign: Campaign, knob: str) -> Iterator[tuple[str, Callabl
 @styled
 def _draw_clocks(campaign: Campaign, knob: str, kind: str, groups: Sequence[KnobGroup]) -> Picture:
     models = list(dict.fromkeys(str(group.levels.get(MODEL, "")) for group in groups))
-    figure, axes = panels(len(models), (4.9, 3.2), most_columns=2)
-    for (ax,), model in zip(axes, models, strict=True):
-        twin = ax.twinx()
-        twin.spines["right"].set_visible(True)
+    figure, axes = panels(len(models), (4.9, 2.3), rows=len(_OVER_CLOCKS), most_columns=2)
+    for column, model in zip(axes, models, strict=True):
         own = [group for group in groups if str(group.levels.get(MODEL, "")) == model]
         for i, group in enumerate(own):
-            clocks, speed, watts = _over(campaign, group, knob)
             batch = batch_of(group.levels)
             name, colour = f"batch {batch:g}" if batch else model, _SERIES[i % len(_SERIES)]
-            ax.plot(clocks, speed, color=colour, marker="o", ms=3.5, lw=1.2, label=name)
-            twin.plot(clocks, watts, color=colour, marker="s", ms=3, lw=1.0, ls="--")
-        ax.set(xlabel=f"{_NAMES[knob]} (MHz)", ylabel="speed, of the reference's (1)")
-        twin.set_ylabel("power (W)")
-        for axis, room in ((ax, 0.35), (twin, 0.0)):
-            low, high = axis.get_ylim()
-            wider = max(0.0, _LEAST_SPAN * (low + high) / 2 - (high - low)) / 2
-            low, high = low - wider, high + wider
-            axis.set_ylim(low, high + room * (high - low))
-        ax.legend(fontsize=7, frameon=False, ncols=3, loc="upper left")
-        heading(ax, model)
-    title = f"{campaign.design.name}: speed and power over the {_NAMES[knob]}{f', {kind}' if kind else ''}"
-    return finish(figure, title, campaign.provenances, "solid: speed, left; dashed: power, right")
+            points = _over(campaign, group, knob)
+            for ax, value in zip(column, _OVER_CLOCKS.values(), strict=True):
+                heights = [value(f) for _, f in points]
+                ax.plot([clock for clock, _ in points], heights, color=colour, marker="o", ms=3.5, lw=1.2, label=name)
+        for ax, name in zip(column, _OVER_CLOCKS, strict=True):
+            ax.set_ylabel(name)
+            _widen(ax)
+        column[-1].set_xlabel(f"{_NAMES[knob]} (MHz)")
+        column[0].legend(fontsize=7, frameon=False, ncols=3, loc="upper left")
+        heading(column[0], model)
+    title = f"{campaign.design.name}: speed, power and energy over the {_NAMES[knob]}{f', {kind}' if kind else ''}"
+    return finish(figure, title, campaign.provenances, "speed and energy: of the reference's")
 
 
-def _over(campaign: Campaign, group: KnobGroup, knob: str) -> tuple[list[float], list[float], list[float]]:
-    """Levels of a knob, speed over the reference's and watts there, other knobs at their reference."""
-    assert group.reference is not None
-    others = {n: v for n, v in group.reference.levels.items() if n in KNOBS and n != knob}
-    rows = []
-    for cell in group.cells:
-        f = campaign.by_id[cell.id]
-        if f.ratios and all(cell.levels[n] == v for n, v in others.items()):
-            rows.append((float(str(campaign.levels(cell)[knob])), 1 / f.ratios["time"].value, f.power_w))
-    clocks, speed, power = zip(*sorted(rows), strict=True)
-    return list(clocks), list(speed), list(power)
+_OVER_CLOCKS: dict[str, Callable[[CellRow], float]] = {
+    "speed (1)": lambda f: 1 / f.ratios["time"].value,
+    "power (W)": lambda f: f.power_w,
+    "energy (1)": lambda f: f.ratios["e"].value,
+}
+
+
+def _widen(ax: Axes) -> None:
+    low, high = ax.get_ylim()
+    wider = max(0.0, _LEAST_SPAN * (low + high) / 2 - (high - low)) / 2
+    ax.set_ylim(low - wider, high + wider + 0.2 * (high - low))
+
+
+def _over(campaign: Campaign, group: KnobGroup, knob: str) -> list[tuple[float, CellRow]]:
+    """The cells by the levels of a knob, other knobs at their reference."""
+    own = (campaign.by_id[cell.id] for cell in turned_alone(group, (knob,)))
+    return sorted(((float(str(campaign.levels(f.cell)[knob])), f) for f in own if f.ratios), key=itemgetter(0))
+
+
+@styled
+def draw_slowdown(campaign: Campaign) -> Picture:
+    """Energy saved over time lost, by caps alone and by SM clocks alone: which saves more at equal slowdown. A panel
+    for each group that has both."""
+    groups = [group for group in campaign.groups if group.reference is not None]
+    figure, axes = panels(len(groups), (4.9, 3.2), most_columns=2)
+    for (ax,), group in zip(axes, groups, strict=True):
+        for knob, colour, marker in ((CAP, PALETTE[0], "o"), (CORE, PALETTE[1], "s")):
+            ratios = [f.ratios for _, f in _over(campaign, group, knob)]
+            points = sorted((100 * (r["time"].value - 1), 100 * (1 - r["e"].value)) for r in ratios)
+            ax.plot(
+                *zip(*points, strict=True), color=colour, marker=marker, ms=3.5, lw=1.2, label=f"{_NAMES[knob]} alone"
+            )
+        ax.axhline(0.0, color="#999999", lw=0.8, ls=":")
+        ax.set(xlabel="more time (%)", ylabel="energy saved (%)")
+        heading(ax, _text(list(group.levels.items())))
+    legend_above(figure, axes[0][0].get_legend_handles_labels()[0])
+    return finish(figure, f"{campaign.design.name}: cap against clock", campaign.provenances, "both of the reference's")
 
 
 # -- several GPUs ------------------------------------------------------------------------------------------------------
@@ -215,14 +239,18 @@ def draw_scaling(campaign: Campaign) -> Picture:
 
 
 @styled
-def draw_kinds(campaign: Campaign, phase: str) -> Picture:
+def draw_kinds(campaign: Campaign, phases: Sequence[str]) -> Picture:
     """Joules and seconds of a batch by batch size and GPUs, the kinds of cards beside each other in one axis: a panel
-    for each model, as figures 5 to 8 of Castro et al."""
+    for each model, as figures 5 to 8 of Castro et al. Of several ``phases`` the bars are of all of them together."""
     by = campaign.design.analysis.instrument.moved_over
+    of_cell: dict[str, list[dict[str, TableCell]]] = {}
+    for cell, figures in phase_rows(campaign):
+        if figures["phase"] in phases and figures.get("energy_j") is not None:
+            of_cell.setdefault(cell.id, []).append(figures)
     sums = {
-        cell.id: (row["energy_j"], row["time_s"])
-        for cell, row in phase_rows(campaign)
-        if row["phase"] == phase and row.get("energy_j") is not None
+        id: [fsum(float(str(one[name])) for one in own) for name in ("energy_j", "time_s")]
+        for id, own in of_cell.items()
+        if len(own) == len(phases)
     }
     cells = [cell for cell in campaign.design.cells() if cell.id in sums]
     models = list(dict.fromkeys(str(cell.levels.get(MODEL, "")) for cell in cells))
@@ -234,7 +262,7 @@ def draw_kinds(campaign: Campaign, phase: str) -> Picture:
         for row, (ax, unit) in enumerate(zip(column, ("J a batch", "s a batch"), strict=True)):
             bars = []
             for cell in own:
-                value = float(str(sums[cell.id][row]))
+                value = sums[cell.id][row]
                 side = (list(kinds).index(str(cell.levels[by])) - (len(kinds) - 1) / 2) * 0.84 / len(kinds)
                 hatch = HATCHES.get(campaign.provenances[0], "") if row == 0 else ""
                 colour = kinds[str(cell.levels[by])]
@@ -246,7 +274,9 @@ def draw_kinds(campaign: Campaign, phase: str) -> Picture:
         heading(column[0], model)
     legend_above(figure, bar_handles(kinds, campaign.provenances))
     note = "joules are those of one card"
-    return finish(figure, f"{campaign.design.name}: {phase} by batch size and GPUs", campaign.provenances, note)
+    return finish(
+        figure, f"{campaign.design.name}: {' + '.join(phases)} by batch size and GPUs", campaign.provenances, note
+    )
 
 
 def _name(cell: Cell) -> str:

@@ -16,6 +16,7 @@ from powerd_analytics.campaigns.design import (
     GPUS,
     KNOBS,
     Analysis,
+    Budget,
     Control,
     Design,
     Guard,
@@ -52,6 +53,7 @@ class CampaignTable:
     seed_of: Literal["block", "campaign"] = "block"
     device: str = ""
     price_per_kwh: float | None = None
+    price_per_gpu_hour: float | None = None
     currency: str = "EUR"
     idle_w: float | None = None
 
@@ -60,7 +62,7 @@ class CampaignTable:
             raise ValueError("name: give it a name of letters, digits, dots and dashes")
         if not self.command:
             raise ValueError('command: a list of texts, as in ["python", "train.py", "--batch", "{batch_size}"]')
-        for name in ("price_per_kwh", "idle_w"):
+        for name in ("price_per_kwh", "price_per_gpu_hour", "idle_w"):
             if (getattr(self, name) or 0) < 0:
                 raise ValueError(f"{name} must not be below 0")
 
@@ -127,6 +129,7 @@ class CampaignFile:
     work: WorkTable = field(default_factory=WorkTable)
     weights: Mapping[str, float] = field(default_factory=dict)
     pilot: Pilot | None = None
+    budget: Budget | None = None
     instrument: Instrument = field(default_factory=Instrument)
     simulation: Simulation = field(default_factory=Simulation)
 
@@ -154,8 +157,10 @@ def design_of(document: Mapping[str, Any], origin: str = "campaign") -> Design:
             work=file.work.numbers,
             device=file.campaign.device,
             pilot=file.pilot,
+            budget=file.budget,
             analysis=Analysis(
                 price_per_kwh=file.campaign.price_per_kwh,
+                price_per_gpu_hour=file.campaign.price_per_gpu_hour,
                 currency=file.campaign.currency,
                 idle_w=file.campaign.idle_w,
                 weights=file.weights,
@@ -225,8 +230,7 @@ def _check(design: Design) -> None:
         build_options(SimulatedRow, {k: v for k, v in row.items() if k not in design.factors}, "simulation.rows")
     if (count := prod(map(len, design.factors.values()))) > _MOST_CELLS:
         raise ConfigError(f"{count} cells are too many: {_MOST_CELLS} at most")
-    if not design.cells():
-        raise ConfigError("the campaign has no cell: all are excluded")
+    design.check_cells()
     _check_placeholders(design)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import random
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -19,7 +20,7 @@ from typing import Any, Literal
 from powerd_analytics.frame.merits import merit_of
 from powerd_core.errors import ConfigError
 from powerd_core.lease import KNOB_OF_OPTION, Range, resolve
-from powerd_core.settings import unit_of
+from powerd_core.settings import KNOB_AS_OPTION, unit_of
 from powerd_core.text import did_you_mean, printable
 
 Level = str | int | float | bool
@@ -27,14 +28,14 @@ Levels = Mapping[str, Level]
 Which = Mapping[str, Level | list[Level]]
 """Levels that a cell must have; of a list any one."""
 
-KNOBS = tuple(option for option in KNOB_OF_OPTION if option in ("power_cap_w", "sm_clock_mhz", "mem_clock_mhz"))
+KNOBS = tuple(option for option in KNOB_OF_OPTION if option in KNOB_AS_OPTION)
 """Factors that are turned under lease; all others go into the command or its environment."""
 MODEL = "model"
 """The factor by which references may differ."""
 GPUS = "gpus"
 """The factor that says how many GPUs the command sees."""
 Order = Literal["randomised-blocks", "as-written", "abba"]
-DISCARDS = ("thermal", "overridden", "clock-missed", "lease-lost", "shared")
+DISCARDS = ("thermal", "overridden", "clock-missed", "lease-lost", "shared", "ambient")
 """Reasons for which a run is measured again."""
 
 
@@ -109,11 +110,15 @@ class Guard:
     """Pause before every run."""
     warm_up_s: float = 0.0
     """So long the command runs unrecorded when the campaign begins or goes on."""
+    ambient_c: tuple[float, ...] = ()
+    """The least and the greatest temperature around the machine, where the run has it: another one spoils the run."""
     discard: tuple[str, ...] = DISCARDS
     retries: int = 2
     """So often a run that was discarded or failed is made again."""
 
     def __post_init__(self) -> None:
+        is_range = len(self.ambient_c) == 2 and self.ambient_c[0] < self.ambient_c[1]
+        _require(is_range or not self.ambient_c, "ambient_c: two temperatures, as in [18, 22]")
         for reason in self.discard:
             _require(reason in DISCARDS, f"discard: {reason!r}{did_you_mean(reason, DISCARDS)}")
 
@@ -164,10 +169,36 @@ class Instrument:
 
 
 @dataclass(frozen=True, slots=True)
+class Budget:
+    """What a machine may draw: cells whose limits add up to more are none of the campaign's."""
+
+    node_w: float
+    rest_w: float = 0.0
+    """Of all that has no limit: fans, drives, memory, the loss of the power supplies."""
+    packages: int = 1
+    """Processors that are held at ``package_power_w``."""
+
+    def __post_init__(self) -> None:
+        _require(
+            0 <= self.rest_w < self.node_w and self.packages > 0, "node_w must be above rest_w, and packages above 0"
+        )
+
+    def draws_w(self, levels: Levels) -> float:
+        """The most that a machine draws at these levels; NaN while one of them is a word, such as ``default``."""
+        gpus, watts = levels.get(GPUS, 1), self.rest_w
+        for name, count in (("power_cap_w", gpus), ("package_power_w", self.packages)):
+            level = levels.get(name, 0.0)
+            watts += math.nan if isinstance(level, str) else float(level) * float(count)
+        return watts
+
+
+@dataclass(frozen=True, slots=True)
 class Analysis:
     """How runs are looked at. Nothing of it changes what is run."""
 
     price_per_kwh: float | None = None
+    price_per_gpu_hour: float | None = None
+    """Beside its energy."""
     currency: str = "EUR"
     idle_w: float | None = None
     """What the devices that count draw while nothing runs."""
@@ -274,6 +305,7 @@ class Design:
     device: str = ""
     """Whose joules count; without it all GPUs, or all devices where there is none."""
     pilot: Pilot | None = None
+    budget: Budget | None = None
     analysis: Analysis = field(default_factory=Analysis)
     simulation: Simulation = field(default_factory=Simulation)
 
@@ -297,6 +329,8 @@ class Design:
         every = [dict(zip(self.factors, levels, strict=True)) for levels in product(*self.factors.values())]
         every = [levels for levels in every if not any(agrees(levels, row) for row in self.exclude)]
         every += [dict(levels) for levels in self.more_cells]
+        if self.budget is not None:
+            every = [levels for levels in every if not self.budget.draws_w(levels) > self.budget.node_w]
         every += [reference for levels in every if (reference := self.reference_levels(levels)) is not None]
         return tuple({cell.id: cell for cell in map(self.cell, every)}.values())
 
@@ -391,13 +425,26 @@ class Design:
             name: tuple(dict.fromkeys(_resolved(name, level, ranges) for level in levels))
             for name, levels in self.factors.items()
         }
-        return replace(
+        found = replace(
             self,
             factors=factors,
             reference=numbers(self.reference),
             exclude=tuple(map(numbers, self.exclude)),
             more_cells=tuple(map(numbers, self.more_cells)),
         )
+        found.check_cells()
+        return found
+
+    def check_cells(self) -> None:
+        """Raises `ConfigError` where there is no cell, and where one, which can only be a reference, draws more than
+        the budget: it could be the best, though nobody may run it."""
+        if not self.cells():
+            raise ConfigError("the campaign has no cell: all are excluded, or over the budget")
+        budget = self.budget
+        over = [cell for cell in self.cells() if budget is not None and budget.draws_w(cell.levels) > budget.node_w]
+        if over and budget is not None:
+            watts = budget.draws_w(over[0].levels)
+            raise ConfigError(f"order.reference: {over[0]} is {watts:g} W, over the budget of {budget.node_w:g} W")
 
     def with_pilot(self, value: float | None) -> Design:
         """The same with what the pilot found, if it has run."""

@@ -110,7 +110,7 @@ class Local:
             return Discard(UNMEASURED, " ".join(str(error).split()))
         if not (result.energy_j > 0 and result.time_s > 0):
             return Discard(UNMEASURED, f"{result.energy_j:g} J in {result.time_s:g} s")
-        return spoiled(result, self.design.guard.discard) or result
+        return spoiled(result, self.design.guard) or result
 
     def pilot(self, number: int, file: Path) -> float:
         from powerd_analytics.runs.run import read_run

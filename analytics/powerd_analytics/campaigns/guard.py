@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from powerd_analytics.campaigns.design import Guard
 from powerd_analytics.campaigns.journal import Discard, Result
+from powerd_analytics.frame.figure import number_of
 from powerd_core.verdict import Verdict
 
 CONTRADICTED = "contradicted"
@@ -95,13 +96,20 @@ class Wait:
         return ""
 
 
-def spoiled(result: Result, reasons: Iterable[str]) -> Discard | None:
-    """Why a run does not count by its phases, or by the guard's ``reasons``; None where it does."""
+def spoiled(result: Result, guard: Guard) -> Discard | None:
+    """Why a run does not count by its phases, or by what the guard discards; None where it does."""
+    reasons = guard.discard
     if result.contradiction:
         return Discard(CONTRADICTED, result.contradiction)
     if result.note.startswith("lease lost") and "lease-lost" in reasons:
         return Discard("lease-lost", result.note)
     if result.shared and "shared" in reasons:
         return Discard("shared", result.shared)
+    around = (number_of(row, "ambient_c") for row in result.wholes)
+    ambient_c = next((degrees for degrees in around if degrees is not None), None)
+    if guard.ambient_c and ambient_c is not None and "ambient" in reasons:
+        least, greatest = guard.ambient_c
+        if not least <= ambient_c <= greatest:
+            return Discard("ambient", f"{ambient_c:.1f} degrees around it, {least:g} to {greatest:g} are wanted")
     reason = _REASON.get(Verdict(result.verdict)) if result.verdict else None
     return Discard(reason, result.note) if reason in tuple(reasons) and reason is not None else None

@@ -36,6 +36,8 @@ from powerd_core.lease import Range
 
 TRAININGS: Mapping[str, Network] = {**NETWORKS, "xception": XCEPTION}
 """What a simulated card can train, by name."""
+_PACKAGE_W = 30.0, 400.0, 200.0
+"""Least, greatest and default limit of a simulated processor."""
 BINDS_FROM = 0.05
 """A cap that holds the clock back for a smaller share of the time does not bind."""
 HEAT = 1.1
@@ -79,6 +81,7 @@ class Simulated:
             "power_cap_w": Range(least, greatest, default),
             "sm_clock_mhz": Range(core[0], core[-1], core[-1], tuple(map(float, core))),
             "mem_clock_mhz": Range(memory[0], memory[-1], memory[-1], tuple(map(float, memory))),
+            "package_power_w": Range(*_PACKAGE_W),  # what it does to a training, rows of the simulation say
         }
 
     def pilot(self, number: int, file: Path) -> float:

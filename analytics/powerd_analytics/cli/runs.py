@@ -33,6 +33,7 @@ def record(
     power_cap: Annotated[str, Parameter(help="Hold the GPUs at so many watts, or min, max, default, 60%.")] = "",
     sm_clock: Annotated[str, Parameter(help="Hold the SM clock at so many MHz, or min, max, 60%.")] = "",
     mem_clock: Annotated[str, Parameter(help="Hold the memory clock, likewise.")] = "",
+    package_power: Annotated[str, Parameter(help="Hold the processors' packages at so many watts, likewise.")] = "",
     devices: Annotated[str, Parameter(help="What is held: gpu0,gpu1; by default the GPUs that may be used.")] = "",
     optimise_power: Annotated[
         str, Parameter(help="Choose the cap while a watched training goes on, by e, edp or ed2p, and hold it.")
@@ -65,7 +66,8 @@ def record(
         CapSearch(1.0, 2.0, optimise_power, max_slowdown)  # what is wrong is said at once
         if power_cap:
             raise ConfigError("--power-cap holds a cap, and --optimise-power chooses one: give one of them")
-    levels = {"power_cap_w": power_cap, "sm_clock_mhz": sm_clock, "mem_clock_mhz": mem_clock}
+    levels = {"power_cap_w": power_cap, "sm_clock_mhz": sm_clock, "mem_clock_mhz": mem_clock,
+              "package_power_w": package_power}  # fmt: skip
     status = 0
     for hold, out in Sweep(levels, devices).holds(output):
         status = record_command(

@@ -71,19 +71,27 @@ class WholeTraining:
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What a kWh emits and costs."""
+    """What a kWh emits and costs, and an hour of a GPU."""
 
     co2_g_per_kwh: Co2 = None
     u_co2_g_per_kwh: _OfFactor = None
     price_per_kwh: Price = None
     u_price_per_kwh: _OfFactor = None
     currency: Currency = None
+    price_per_gpu_hour: Annotated[
+        float | None, Parameter(help="What a GPU costs an hour beside its energy, in the same currency.")
+    ] = None
 
     def factors(self) -> Factors:
         from powerd_analytics.frame.costs import Factors
 
         return Factors(
-            self.co2_g_per_kwh, self.u_co2_g_per_kwh, self.price_per_kwh, self.u_price_per_kwh, self.currency
+            self.co2_g_per_kwh,
+            self.u_co2_g_per_kwh,
+            self.price_per_kwh,
+            self.u_price_per_kwh,
+            self.currency,
+            self.price_per_gpu_hour,
         )
 
 

@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 
 TableFormat = Literal["text", "csv", "json", "markdown", "latex", "parquet"]
 Form = TableFormat | Literal["paper"]
-Which = Literal["time", "energy", "totals", "accuracy", "efficiency", "gain", "ranks", "cards", "records", "iterations"]
+Which = Literal[
+    "time", "energy", "totals", "accuracy", "efficiency", "gain", "ranks", "cards", "wall", "records", "iterations"
+]  # fmt: skip
 _FOR_PROGRAMS = ("csv", "json", "parquet")
 _NO_PARQUET = "Parquet is no text: say where to write it with -o FILE.parquet"
 

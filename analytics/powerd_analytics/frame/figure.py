@@ -28,6 +28,10 @@ VALUES = (*_BY_TIME, "power_w", "energy_j", "edp_js", "j_per_batch", "j_per_samp
 """Columns that are figures: a cell of a pivot can hold them."""
 
 
+NODES = ("node", "wall")
+"""Devices that are whole machines, of which GPUs take a share."""
+
+
 @dataclass(frozen=True, slots=True)
 class Figure:
     """A value with the two parts of its standard uncertainty, in its own unit; None where a part is not known."""

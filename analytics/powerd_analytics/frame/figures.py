@@ -55,7 +55,7 @@ from powerd_analytics.runs.kept import keep, key_of_file, key_of_run, recall
 from powerd_analytics.runs.phases import EXECUTED, LAYER, OPERATIONS, PhaseClass, kept, number
 from powerd_analytics.runs.ranks import Ranks, device_identity, note_of, notes_of_runs, other_programs, ranks_of
 from powerd_analytics.runs.run import Progress, Run, no_progress, pick, read_run, recalibrate
-from powerd_analytics.runs.settings import Driver, Setting, settings_of
+from powerd_analytics.runs.settings import AMBIENT, Driver, Setting, settings_of
 from powerd_analytics.runs.wall_clock import begin_unix_s
 from powerd_core.errors import AnalysisError, ConfigError
 from powerd_core.settings import KNOB_AS_OPTION
@@ -97,6 +97,7 @@ _COLUMNS = (
     _Column("cores", "integer", "1", repeats="greatest", meaning="its logical cores"),
     _Column("memory_gib", "number", "GiB", repeats="greatest", meaning="its memory"),
     _Column("git_commit", repeats="all", parts="all", meaning="what was checked out where the training's program lies"),
+    _Column("torch_version", repeats="all", parts="all", heading="torch", meaning="of torch, where it is installed"),
     _Column("program", is_setting=True,
             meaning="the command without interpreter, folders, seeds, output paths and the run file's own name"),
     _Column("campaign", meaning="which campaign the run was made for"),
@@ -127,6 +128,8 @@ _COLUMNS = (
     _Column("device_name", parts="all", heading="product", is_setting=True,
             meaning="product, as the driver names it, else attribute of the phases"),
     _Column("driver_version", repeats="all", parts="all", heading="driver", meaning="of a GPU: that of its driver"),
+    _Column("cuda_version", repeats="all", parts="all", heading="CUDA",
+            meaning="of a GPU: the newest CUDA that its driver serves"),
     _Column("default_power_limit_w", "number", "W", heading="default limit W",
             meaning="of a GPU: the power limit that its driver begins with"),
     _Column("least_power_limit_w", "number", "W", heading="least limit W",
@@ -155,6 +158,8 @@ _COLUMNS = (
     _Column("memory_clock_asked_hz", "number", "Hz", meaning="as clock_asked_hz"),
     _Column("memory_clock_requested_hz", "number", "Hz", meaning="as clock_requested_hz"),
     _Column("memory_clock_observed_hz", "number", "Hz", repeats="mean", parts="none", meaning="as clock_observed_hz"),
+    _Column("ambient_c", "number", "degC", repeats="mean", parts="mean of all", heading="ambient °C",
+            meaning="around the machine: mean of the line that is called ambient, else attribute of the phases"),
     _Column("verdict", repeats="all", parts="all",
             meaning="whether what the device was set to was honoured: honoured, binding; honoured, slack; "
             "overridden; confounded; clock missed; unknown"),
@@ -633,7 +638,8 @@ def _texts_of(grouped: Any) -> pd.Series:
 
 # -- on what phases ran ----------------------------------------------------------------------------
 
-_PROMOTED = ("model", "batch_size", "gpus", "device_name", "power_cap_w", "clock_hz", "clock_mhz", OPERATIONS, EXECUTED)
+_PROMOTED = ("model", "batch_size", "gpus", "device_name", "power_cap_w", "clock_hz", "clock_mhz", AMBIENT,
+             OPERATIONS, EXECUTED)  # fmt: skip
 """Attributes of phases that have columns of their own."""
 
 
@@ -662,9 +668,11 @@ def gpus_of(run: Run) -> int:
 _INTERPRETER = re.compile(r"python[\d.]*(\.exe)?|-.*")
 _NAMING = "(?:out|output|save|logs?|run|repeat)"
 NO_FACTOR = re.compile(
-    rf"(?:\w+[-_])?seed(?:[-_]\w+)?|{_NAMING}|(?:\w+[-_])?{_NAMING}[-_](?:dir|path|file|name|id|to)", re.IGNORECASE
+    rf"(?:\w+[-_])?seed(?:[-_]\w+)?|{AMBIENT}|{_NAMING}|(?:\w+[-_])?{_NAMING}[-_](?:dir|path|file|name|id|to)",
+    re.IGNORECASE,
 )
-"""Names of attributes and options that never part cells: seeds, repeats, names of runs and files, output paths."""
+"""Names of attributes and options that never part cells: seeds, repeats, the temperature around, names of runs and
+files, output paths."""
 _MAY_BE_FLAGS = re.compile("save|logs?", re.IGNORECASE)
 """Of these, options that have a value only where a path or a number follows."""
 _OPTION = re.compile(r"(?P<dashes>-{0,2})\+*(?P<name>[A-Za-z][\w.-]*)(?P<value>=.*)?", re.DOTALL)
@@ -810,6 +818,7 @@ def records_of(run: Run, table: PhaseTable) -> list[dict[str, Any]]:
         setting = settings.of(row.device, group.begin_ns, group.end_ns, group.attributes, group.setting)
         record = common | _with_factors(stated, run.campaign) | _figures(row) | {
             "seed": seed_of(group.attributes, run.command),
+            AMBIENT: settings.ambient_c(group.begin_ns, group.end_ns, group.attributes),
             "device": row.device,
             "gpus": stated["gpus"] or gpus_of(run),
             "device_name": setting.product,
@@ -850,12 +859,14 @@ def _of_machine(environment: Mapping[str, Any]) -> dict[str, Any]:
         "cores": int(cores) if cores.isascii() and cores.isdigit() and len(cores) < 9 else None,
         "memory_gib": parsed(memory.removesuffix(" GiB")),
         "git_commit": _text(environment.get("git_commit")),
+        "torch_version": _text(environment.get("torch")),
     }
 
 
 def _of_driver(driver: Driver) -> dict[str, Any]:
     return {
         "driver_version": driver.version,
+        "cuda_version": driver.cuda,
         "default_power_limit_w": driver.default_power_limit_w,
         "least_power_limit_w": driver.least_power_limit_w,
         "greatest_power_limit_w": driver.greatest_power_limit_w,
@@ -884,7 +895,7 @@ def _with_factors(stated: dict[str, Any], campaign: Mapping[str, Any]) -> dict[s
         if name in ("model", "batch_size", "gpus"):
             own = _text(level) if name == "model" else number(factors, name)
             stated[name] = own if stated[name] is None else stated[name]
-        elif name not in KNOB_AS_OPTION:  # settings of a device are what its driver enforced
+        elif name not in KNOB_AS_OPTION or not KNOB_AS_OPTION[name].is_of_gpu:  # a GPU's are what its driver enforced
             stated.setdefault(f"{ATTRIBUTE}{name}", attribute_cell(level))
     return stated
 

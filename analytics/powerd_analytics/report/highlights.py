@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import hypot, inf, isfinite
 
 from powerd_analytics.energy.metrics import J_PER_KWH
-from powerd_analytics.frame.costs import CO2, Factors
+from powerd_analytics.frame.costs import CO2, Factors, gpus_in
 from powerd_analytics.frame.figure import Record, figure_of, number_of
 from powerd_analytics.frame.figures import Frame, of_kind, rows_of
 from powerd_analytics.frame.repeats import averaged, of_a_batch, without_gflops
@@ -70,7 +70,7 @@ def tiles(frame: Frame, factors: Factors) -> list[Tiles]:
         tiles.append((least + digits(joules / time_s if time_s else None, 3), "W", f"mean of {seconds(time_s)}"))
         if u95 is not None and joules > 0:
             tiles.append((f"± {digits(100 * u95 / joules, 2)}", "%", "95 % interval"))
-        costs = factors.of(joules, u95)
+        costs = factors.of(joules, u95, sum(gpus_in(r) * (number_of(r, "time_s") or 0.0) for r in known))
         for name in factors.columns[::2]:
             u95_cost, unit = costs[f"u95_{name}"], (factors.currency or "").upper() or "of money"
             sure = f"± {digits(u95_cost, 2)}" if u95_cost is not None else ""

@@ -86,7 +86,7 @@ from powerd_client.energies.phase import BASELINE
 from powerd_client.signals.signal import Signal
 from powerd_core.errors import AnalysisError
 from powerd_core.model import Fault
-from powerd_core.settings import GPU_KNOBS
+from powerd_core.settings import KNOB_OF_NAME
 from powerd_core.text import times
 
 RESOLVABLE_SHARE = 0.9
@@ -510,7 +510,7 @@ def group_text(group: Mapping[str, Any], fallback: str = "run") -> str:
     def part(name: str, value: Any) -> str:
         knob, unit = knob_of(name)
         if knob:
-            what = GPU_KNOBS[knob].heading if knob in GPU_KNOBS else knob
+            what = KNOB_OF_NAME[knob].heading if knob in KNOB_OF_NAME else knob
             return f"{what} {value} {unit}" if is_number_cell(value) else f"{what} {value}"
         if name in ("model", "device_name", PASSES_OF):
             return str(value)

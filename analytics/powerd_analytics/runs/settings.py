@@ -24,11 +24,13 @@ from powerd_analytics.runs.ranks import device_identity
 from powerd_analytics.runs.run import Run, stated_settings
 from powerd_client.signals.signal import Readings, RunLine
 from powerd_core.lease import Evidence
-from powerd_core.model import Conversion, QuantityConversion
-from powerd_core.settings import GPU_KNOBS, UNITS, KnobSetting
+from powerd_core.model import Conversion, QuantityConversion, quantity_of
+from powerd_core.settings import KNOB_OF_NAME, UNITS, KnobSetting
 from powerd_core.text import times
 from powerd_core.verdict import CLOCK_STEP_MHZ, Verdict, judge, worst
 
+AMBIENT = "ambient_c"
+"""Attribute of phases, and column of the frame."""
 ENFORCED, STATED, REQUESTED = "enforced", "stated", "requested"
 """Where the value of a setting comes from: the driver's channel, the phases' attributes, the limit that the driver had
 when its source was opened."""
@@ -96,6 +98,8 @@ class Driver:
 
     product: str | None
     version: str | None
+    cuda: str | None
+    """The newest CUDA that the driver serves."""
     power_limit_w: float | None
     default_power_limit_w: float | None
     least_power_limit_w: float | None
@@ -189,10 +193,19 @@ class Settings:
             notes = [self._verdicts.held(device, of_phases), self._caps.unasked(device, of_phases), *notes]
         return joined(*notes, self._caps.contradiction(driver))
 
+    def ambient_c(self, begin_ns: int, end_ns: int, stated: Mapping[str, Any]) -> float | None:
+        """The temperature around the machine over a stretch: the mean of the line that is called ambient, else what
+        phases with the attributes ``stated`` say."""
+        degrees = self._channels.ambient((begin_ns, end_ns, None))
+        return float(degrees.mean()) if len(degrees) else number(stated, AMBIENT)
+
     def driver(self, device: str) -> Driver:
         """What the driver said of a GPU when its source was opened."""
         limits = (self._channels.watts(device, f"{name}power_limit_mw") for name in ("", "default_", "min_", "max_"))
-        return Driver(self._channels.text(device, "name"), self._channels.text(device, "driver_version"), *limits)
+        product, version, cuda = (
+            self._channels.text(device, name) for name in ("name", "driver_version", "cuda_version")
+        )
+        return Driver(product, version, cuda, *limits)
 
 
 class _Channels:
@@ -265,6 +278,12 @@ class _Channels:
         if setting is not None:
             here &= self.run.enforced.holds(setting, read.t_ns)
         return read.t_ns[here], read.codes[line.conversion.column][here] * line.conversion.per_code
+
+    def ambient(self, span: Span) -> NDArray[np.float64]:
+        """Readings of the temperature around the machine; empty where nothing measures it."""
+        lines = (x for x in self.run.lines.values() if x.name.rpartition(".")[2] == "ambient")
+        line = next((x for x in lines if quantity_of(x.conversion) == "temperature_c"), None)
+        return np.zeros(0) if line is None else self.series(line.device, "ambient", span)[1]
 
     def clock_with_events(self, driver: str, suffix: str, span: Span) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
         """Readings of a clock in hertz, and what the driver told in the same scans of why it was so."""
@@ -399,7 +418,7 @@ class _Clocks:
         for knob in _CLOCKS:
             changes = len(self._locks(driver, knob, span)) - 1
             if changes > 0:
-                yield f"the {GPU_KNOBS[knob].words} that was enforced changed {times(changes)}"
+                yield f"the {KNOB_OF_NAME[knob].words} that was enforced changed {times(changes)}"
 
     def _locks(self, driver: str, knob: str, span: Span) -> Sequence[float]:
         """What was enforced of a clock, one after the other."""
@@ -526,7 +545,7 @@ def _clock_note(knob: str, s: Setting) -> str:
     claims = [f"{mhz_text(s.asked)} were asked"] if s.asked is not None and s.asked != s.enforced else []
     if s.requested is not None and s.requested != s.enforced:
         claims.append(f"{mhz_text(s.requested)} were requested")
-    return f"{GPU_KNOBS[knob].words}: {', '.join(claims)}, {mhz_text(s.enforced)} enforced" if claims else ""
+    return f"{KNOB_OF_NAME[knob].words}: {', '.join(claims)}, {mhz_text(s.enforced)} enforced" if claims else ""
 
 
 def _noun(s: KnobSetting) -> str:

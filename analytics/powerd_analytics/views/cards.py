@@ -15,7 +15,7 @@ from math import hypot, inf, isfinite, sqrt
 import numpy as np
 
 from powerd_analytics.energy.uncertainty import NORMAL, student
-from powerd_analytics.frame.figure import Figure, Record, figure_of, number_of, sum_of_figures
+from powerd_analytics.frame.figure import NODES, Figure, Record, figure_of, number_of, sum_of_figures
 from powerd_analytics.frame.figures import ATTRIBUTE, Frame, column, factors_in, of_kind, rows_of
 from powerd_analytics.frame.repeats import CAP_STEP_W, of_a_batch
 from powerd_analytics.output.export import Column, Table, make_table
@@ -28,9 +28,6 @@ INSTRUMENTED = f"{ATTRIBUTE}instrumented"
 ALL_GPUS, ONE_SHARE = "all GPUs", "one share"
 """The two ways of dividing GFLOPS/W: the operations of a batch by the joules of all GPUs, or one GPU's share of the
 operations by its own joules. Of equal cards the two are one."""
-NODES = ("node", "wall")
-"""Devices that are whole machines, of which GPUs take a share."""
-
 Mixes = Mapping[int, Mapping[str, int]]
 """By their number of GPUs, how many of each product a mixed configuration has."""
 

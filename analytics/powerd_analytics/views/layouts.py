@@ -6,8 +6,9 @@ energy by phase, totals, GFLOPS/W with averages and gain. `chosen_tables` makes 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from powerd_analytics.energy.metrics import J_PER_KWH
@@ -134,7 +135,7 @@ class TableChoice:
     weights: Mapping[str, float] | None = None
     """Of results, for a weighted average in `accuracy`."""
     cards: Cards | None = None
-    """For the table `cards`, which is made where it is asked for."""
+    """For the table `cards`, which is made where it is asked for, as `wall` is."""
 
 
 def chosen_tables(frame: Frame, choice: TableChoice) -> list[Table]:
@@ -193,7 +194,8 @@ def _tables(frame: Frame, choice: TableChoice) -> list[Table]:
     else:
         tables = field_tables(frame, choice.gain, choice.factors, ignore)
         tables += [_accuracy(frame, choice, ignore)] if results_in(frame) else []
-    asked = [_cards(averaged(without_sums(frame), ignore=ignore), choice.cards)] if "cards" in choice.names else []
+    makers: dict[str, Callable[[Frame], Table | None]] = {"cards": partial(_cards, cards=choice.cards), "wall": _wall}
+    asked = [makers[name](averaged(without_sums(frame), ignore=ignore)) for name in choice.names if name in makers]
     others = [*rank_tables(frame), *(table for table in asked if table is not None)]
     known = {table.name: table for table in [*tables, *others]}
     if missing := [name for name in choice.names if name not in known]:
@@ -201,7 +203,13 @@ def _tables(frame: Frame, choice: TableChoice) -> list[Table]:
     return [known[name] for name in choice.names] or tables
 
 
-def _cards(frame: Frame, cards: Cards | None) -> Table | None:
+def _wall(frame: Frame) -> Table | None:
+    from powerd_analytics.views.wall import wall_table
+
+    return wall_table(frame)
+
+
+def _cards(frame: Frame, *, cards: Cards | None) -> Table | None:
     from powerd_analytics.views.cards import Cards, cards_table
 
     return cards_table(frame, cards or Cards())

@@ -240,7 +240,7 @@ def _label(names: Sequence[str], key: Key) -> str:
     return ", ".join(texts)
 
 
-def gain_table(pivot: Pivot, by: str, pair: tuple[str, str] | None = None) -> Table | None:
+def gain_table(pivot: Pivot, by: str, pair: tuple[str, str] | None = None, *, averages: bool = False) -> Table | None:
     """How many times the figure of one ``by`` (such as a device) is that of another, cell by cell.
 
     None unless there are exactly two, or ``pair`` (first, second) names two: then second over first. Different devices
@@ -270,7 +270,8 @@ def gain_table(pivot: Pivot, by: str, pair: tuple[str, str] | None = None) -> Ta
     names_left = (*pivot.column_names[:at], *pivot.column_names[at + 1 :])
     ratios = Pivot(pivot.row_names, names_left, pivot.value, rows, columns, cells, ())
     title = f"Gain in {column(pivot.value).heading}: {second} over {first}"
-    return pivot_table(ratios, name="gain", title=title, value=Column("gain", "number", "1", heading="gain"))
+    gain = Column("gain", "number", "1", heading="gain")
+    return pivot_table(ratios, name="gain", title=title, averages=averages, value=gain)
 
 
 def _ratio(b: Figure, a: Figure) -> Figure:

@@ -204,11 +204,15 @@ def wishes(levels: Mapping[str, Value | int], devices: Iterable[str], knobs: Ite
     if not of_option:
         raise ConfigError(f"say what to hold: {', '.join(KNOB_OF_OPTION)}")
     described = {(name, k.knob): k for k in knobs for name in (k.device, k.uuid)}
-    return tuple(
-        Wish(device, knob, _value_of(level, device, knob, described))
-        for device in devices
-        for knob, level in of_option.items()
-    )
+    kinds = {(k.device.rstrip("0123456789"), k.knob) for k in described.values()}
+    # A GPU has no package, and a processor no memory clock: of several kinds of devices each takes what is its own.
+    every = [(device, device.rstrip("0123456789")) for device in devices]
+    pairs = [(device, knob) for device, kind in every for knob in of_option if (kind, knob) in kinds]
+    if {knob for _, knob in pairs} != set(of_option) or {device for device, _ in pairs} != {
+        device for device, _ in every
+    }:
+        pairs = [(device, knob) for device, _ in every for knob in of_option]  # one of these says what is wrong
+    return tuple(Wish(device, knob, _value_of(of_option[knob], device, knob, described)) for device, knob in pairs)
 
 
 def _value_of(level: Value | int, device: str, knob: str, described: Mapping[tuple[str, str], KnobInfo]) -> Value:

@@ -24,7 +24,7 @@ from powerd_client.knobs.cap_search import CapSearch, Decision, Window
 from powerd_client.knobs.control import Emit, Hold, connect, own_devices
 from powerd_core.errors import ConfigError, ControlError, PeerError, WireError
 from powerd_core.lease import Range, Request, option_of
-from powerd_core.settings import GPU_KNOBS
+from powerd_core.settings import KNOB_OF_NAME
 from powerd_core.verdict import Verdict
 
 POWER_CHOICE = "power-choice"
@@ -109,7 +109,7 @@ class PowerChooser:
 
     def __exit__(self, *_: object) -> None:
         if self._search is not None:
-            self._say(f"the training ended before a {GPU_KNOBS[self._knob].words} was chosen")
+            self._say(f"the training ended before a {KNOB_OF_NAME[self._knob].words} was chosen")
         self._end()
 
     @contextlib.contextmanager
@@ -257,11 +257,11 @@ class PowerChooser:
         tell(f"{text}; the search took {cost_j:+.0f} J and {cost_s:+.1f} s against staying there from the beginning")
 
     def _shown(self, level: float) -> str:
-        knob = GPU_KNOBS[self._knob]
+        knob = KNOB_OF_NAME[self._knob]
         return f"{knob.words} of {level:g} {knob.unit}"
 
     def _give_up(self, why: str) -> None:
-        self._say(f"no {GPU_KNOBS[self._knob].words} is chosen: {why}; the training goes on")
+        self._say(f"no {KNOB_OF_NAME[self._knob].words} is chosen: {why}; the training goes on")
         self._end()
 
     def _say(self, why: str) -> None:
@@ -307,5 +307,5 @@ def _range_here(knob: str) -> tuple[list[str], float, float]:
     levels = {(r.least, r.greatest if knob.endswith("_clock") else r.default) for r in ranges}
     least, default = levels.pop()
     if levels or not isinstance(default, float):
-        raise ControlError(f"{', '.join(devices)} have no common range of {GPU_KNOBS[knob].words}s")
+        raise ControlError(f"{', '.join(devices)} have no common range of {KNOB_OF_NAME[knob].words}s")
     return devices, least, default

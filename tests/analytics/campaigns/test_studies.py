@@ -192,6 +192,36 @@ def test_one_card_of_each_kind_stands_for_all_like_it(titans):
     assert rows["2 pascal + 2 maxwell"]["time_s"] == max(phases[kind, 4].time_s.value for kind in ("pascal", "maxwell"))
 
 
+def test_averages_of_operations_a_joule_and_the_gain_of_a_generation(titans):
+    averages, gain, efficiency = campaign_tables(titans.campaign, ("averages", "gain", "efficiency"))
+    own = {
+        (row["model"], row["batch_size"], row["card"], row["gpus"]): row["gflops_per_w"] for row in efficiency.records()
+    }
+    cell = averages.records()[0]
+    figures = {name: value for name, value in cell.items() if name.startswith("gflops_per_w[")}
+    each = [own["resnet-gait", 64, kind, gpus] for kind, gpus in (("pascal", 1), ("pascal", 2), ("maxwell", 1))]
+    assert list(figures.values())[:3] == pytest.approx(each)
+    assert len(figures) == 6, "two kinds on 1 and 2 GPUs, the mixed machine once, and the average"
+    *parts, average = figures.values()
+    assert average == pytest.approx(sum(parts) / 5)
+    first = gain.records()[0]
+    assert first["gain[gpus 1]"] == pytest.approx(each[0] / each[2])
+    by_hand = [own["resnet-gait", 64, "pascal", n] / own["resnet-gait", 64, "maxwell", n] for n in (1, 2)]
+    assert first["gain[average]"] == pytest.approx(sum(by_hand) / 2)
+    # ResNetIm at 256 does not fit one card: averages over other cells would not compare.
+    (incomplete,) = [row for row in gain.records() if (row["model"], row["batch_size"]) == ("resnet-im", 256)]
+    assert incomplete["gain[average]"] is None
+
+
+def test_phases_have_watts_samples_a_second_and_whole_runs(titans):
+    (table,) = campaign_tables(titans.campaign, ("phases",))
+    row = table.records()[0]
+    assert row["power_w"] == pytest.approx(row["energy_j"] / row["time_s"])
+    assert row["samples_per_s"] == pytest.approx(64 / row["time_s"])
+    batches = 4631552 / 64
+    assert (row["run_s"], row["run_j"]) == pytest.approx((batches * row["time_s"], batches * row["energy_j"]))
+
+
 def test_every_table_fits_a_terminal_of_80_columns(titans, koszczal, v100):
     for study in (titans, koszczal, v100):
         for table in campaign_tables(study.campaign):

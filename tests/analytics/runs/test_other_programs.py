@@ -9,7 +9,7 @@ from make_run import LineSpec, PhaseSpec, S, constant, make_run
 from powerd_analytics import phase_table, read_run
 from powerd_analytics.campaign_views.all_tables import campaign_tables
 from powerd_analytics.campaign_views.campaign_figures import Campaign
-from powerd_analytics.campaigns.design import DISCARDS
+from powerd_analytics.campaigns.design import DISCARDS, Guard
 from powerd_analytics.campaigns.guard import spoiled
 from powerd_analytics.cli import main
 from powerd_analytics.cli.info import describe_run, run_document
@@ -123,7 +123,7 @@ def test_tables_of_a_campaign_say_it(tmp_path):
 def test_the_guard_of_a_campaign_knows_the_reason():
     assert "shared" in DISCARDS
     of_two = result(energy_j=1.0, time_s=1.0, shared=SENTENCE)
-    discard = spoiled(of_two, DISCARDS)
+    discard = spoiled(of_two, Guard())
     assert (discard.reason, discard.text) == ("shared", SENTENCE)
-    assert spoiled(of_two, ("thermal",)) is None
-    assert spoiled(result(energy_j=1.0, time_s=1.0), DISCARDS) is None
+    assert spoiled(of_two, Guard(discard=("thermal",))) is None
+    assert spoiled(result(energy_j=1.0, time_s=1.0), Guard()) is None

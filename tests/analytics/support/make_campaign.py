@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from make_run import MS, LineSpec, Training, make_run, training
 
+from powerd_analytics.campaign_views.campaign_figures import Campaign
 from powerd_analytics.campaigns.campaign_file import design_of
+from powerd_analytics.campaigns.design import KNOBS, Item
 from powerd_analytics.campaigns.journal import Journal, Result, read_history, total_row
 from powerd_analytics.campaigns.runner import Blocks, Runner, begin
 from powerd_analytics.campaigns.simulated import Simulated
+from powerd_core.lease import Range
 
 IDS = iter(range(10**9))
 
@@ -40,6 +45,30 @@ def simulated_campaign(folder: Path, **tables):
         design = begin(design, executor, journal)
         Runner(design, Blocks(design), executor, journal).run()
     return design, read_history(folder)
+
+
+@dataclass(frozen=True)
+class _Told:
+    """An executor whose runs take what they are told."""
+
+    of_cell: Callable[[Mapping[str, Any], int], Result]
+
+    def ranges(self) -> dict[str, Range]:
+        return dict.fromkeys(KNOBS, Range(1, 10_000, 250))
+
+    def run(self, item: Item, attempt: int, file: Path) -> Result:
+        return self.of_cell(item.cell.levels, item.block)
+
+
+def campaign_of(folder: Path, tables: Mapping[str, Any], of_cell: Callable[[Mapping[str, Any], int], Result]):
+    """A campaign of two repeats whose runs are ``of_cell(levels, block)``."""
+    words = [f"{{{name}}}" for name in tables["factors"]]
+    document = {"campaign": {"name": "c", "command": ["train", *words]}, "repeats": {"min": 2}} | dict(tables)
+    design, executor = design_of(document), _Told(of_cell)
+    with Journal(folder, is_synced=False) as journal:
+        design = begin(design, executor, journal)
+        Runner(design, Blocks(design), executor, journal).run()
+    return Campaign(design, read_history(folder))
 
 
 def with_attributes(tr: Training, **attributes) -> Training:

@@ -81,6 +81,9 @@ class FakeNvml:
     def _nvmlDeviceGetPciInfo(self, handle: int) -> SimpleNamespace:
         return SimpleNamespace(busId=b"00000000:01:00.0")
 
+    def _nvmlSystemGetCudaDriverVersion(self) -> int:
+        return 13000
+
     def _nvmlSystemGetDriverVersion(self) -> str:
         return "580.1"
 

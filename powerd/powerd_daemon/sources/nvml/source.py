@@ -134,6 +134,7 @@ class NvmlSource(Source):
             "uuid": ask("nvmlDeviceGetUUID", handle),
             "pci_bus_id": pci.decode() if isinstance(pci, bytes) else pci,
             "driver_version": ask("nvmlSystemGetDriverVersion"),
+            "cuda_version": _cuda_text(ask("nvmlSystemGetCudaDriverVersion")),
             "architecture": ask("nvmlDeviceGetArchitecture", handle),
             "power_limit_mw": ask("nvmlDeviceGetPowerManagementLimit", handle),
             "default_power_limit_mw": ask("nvmlDeviceGetPowerManagementDefaultLimit", handle),
@@ -179,3 +180,8 @@ class NvmlSource(Source):
             return self._nvml.call(function, *arguments)
         except NvmlRefused as error:
             raise SensorError(f"NVML: {function} failed: {error}") from error
+
+
+def _cuda_text(number: object) -> str | None:
+    """``13.0`` for 13000 (nvmlSystemGetCudaDriverVersion)."""
+    return f"{number // 1000}.{number % 1000 // 10}" if isinstance(number, int) else None
