@@ -64,7 +64,8 @@ class Control:
         def verb(name: str, text: str) -> argparse.ArgumentParser:
             return verbs.add_parser(name, help=text, description=text, epilog=examples[name])
 
-        verb("status", "what can be set, what it is set to, and who holds it")
+        status = verb("status", "what can be set, what it is set to, and who holds it")
+        status.add_argument("--format", choices=("text", "json"), default="text", help="json for programs")
         held = verb("set", "hold a setting until Ctrl-C")
         held.add_argument("device", help="gpu0, several as gpu0,gpu1, or all")
         held.add_argument("levels", nargs="+", metavar="KNOB=LEVEL", help="power_cap_w=200, sm_clock_mhz=60%%, ...=min")

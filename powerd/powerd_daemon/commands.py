@@ -46,6 +46,7 @@ _GROUPS = {
         "calibrate": "zero and gain of sensors or of a GPU's driver against a reference",
         "identify": "how a GPU's driver sees its power, from random loads",
         "check": "what is wrong with a configuration or this machine, and what to do",
+        "deploy": "write unit, users, rules and configuration of a service",
         "sources": "list the kinds of source and their options",
     },
     "other": {
@@ -66,6 +67,7 @@ _OURS = {
     "calibrate": "calibrate",
     "keys": "keygen",
     "sim-gpu": "sim_gpu",
+    "deploy": "deploy",
 }
 """Where in this package a command is; the others are entry points."""
 

@@ -1,5 +1,6 @@
 """The helper as a process, with holders that are processes too: real sockets, real kills."""
 
+import json
 import signal
 import socket
 import subprocess
@@ -281,13 +282,18 @@ class TestHostile:
 
 
 @pytest.mark.quick("the commands of the helper")
-def test_every_option_is_taken_by_the_command(lab, monkeypatch):
+def test_every_option_is_taken_by_the_command(lab, monkeypatch, capsys):
     from powerd_client.commands import Control
     from powerd_daemon import commands
     from powerd_daemon.cli import main
 
     monkeypatch.setattr(commands, "entry_point", lambda name: Control)
     assert main(["control", "status"]) == 0
+    capsys.readouterr()
+    assert main(["control", "status", "--format", "json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert {(knob["device"], knob["knob"]) for knob in told["knobs"]} >= {("gpu0", "power_cap"), ("gpu1", "power_cap")}
+    assert (told["leases"], told["problems"]) == ([], [])
     assert main(["control", "check"]) == 0
     assert main(["control", "policy"]) == 0
     assert main(["control", "set", "gpu0", "power_cap_w=200", "--for", "0.2"]) == 0

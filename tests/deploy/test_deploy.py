@@ -5,13 +5,16 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+import sys
 import tomllib
 from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
 
+from powerd_daemon.cli import main
 from powerd_daemon.config import parse_config
+from powerd_daemon.deploy import SERVICES
 from powerd_daemon.plan import plan_file
 
 DEPLOY = Path(__file__).parents[2] / "powerd/deploy"
@@ -173,3 +176,44 @@ def test_the_rules_name_groups_that_the_installation_makes() -> None:
     users = (DEPLOY / "powerd.sysusers").read_text()
     for group in set(re.findall(r'GROUP="(\w+)"', rules)):
         assert re.search(rf"^([gu]|m\s+powerd)\s+{group}\b", users, re.MULTILINE), group
+
+
+def deploy(*words: str | Path) -> int:
+    return main(["deploy", *map(str, words)])
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_a_service_is_laid_below_a_root_as_a_package_needs_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], service: str
+) -> None:
+    assert deploy(service, "--root", tmp_path, "--dry-run") == 0
+    assert files(tmp_path) == {}
+    assert deploy(service, "--root", tmp_path) == 0
+    laid = files(tmp_path)
+    assert f"usr/lib/systemd/system/{service}.service" in laid
+    unit = laid[f"usr/lib/systemd/system/{service}.service"].decode()
+    assert f"ExecStart={Path(sys.prefix) / 'bin'}/" in unit
+    assert "/opt/powerd" not in unit
+    capsys.readouterr()
+    assert deploy(service, "--root", tmp_path) == 0
+    assert files(tmp_path) == laid
+    assert capsys.readouterr().out.count("is there: ") == len(laid)
+
+
+def test_a_file_of_an_operator_is_left_and_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    policy = tmp_path / "etc/powerd/control.toml"
+    policy.parent.mkdir(parents=True)
+    policy.write_text('[[allow]]\nuser = "ada"\n')
+    (tmp_path / "usr/lib/systemd/system").mkdir(parents=True)
+    (tmp_path / "usr/lib/systemd/system/powerd-control.service").symlink_to(tmp_path / "nowhere")
+    assert deploy("powerd-control", "--root", tmp_path) == 1
+    assert policy.read_text() == '[[allow]]\nuser = "ada"\n'
+    assert f"left as it is, and differs from ours: {policy}" in capsys.readouterr().out
+    assert (tmp_path / "usr/lib/systemd/system/powerd-control.service").is_symlink()
+
+
+def test_where_nothing_may_be_written_one_line_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "etc").write_text("a file")
+    (tmp_path / "usr").write_text("a file")
+    assert deploy("powerd", "--root", tmp_path) == 2
+    assert capsys.readouterr().err.count("\n") == 1

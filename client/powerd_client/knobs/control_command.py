@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import getpass
+import json
 import time
 from collections.abc import Iterable
 
 from powerd_client.knobs import control
 from powerd_core.errors import ConfigError, ControlDenied, ControlError
 from powerd_core.lease import UNLOCKED, KnobInfo, LeaseInfo, Range, Request, State, Value, option_of, text_of
+from powerd_core.serde import to_document
 from powerd_core.text import printable
 
 
@@ -20,19 +22,27 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         if arguments.verb == "release":
             return _release(peer, arguments.lease)
-        return {"status": _status, "check": _check, "policy": _policy}[arguments.verb](peer)
+        if arguments.verb == "status":
+            return _status(peer, arguments.format)
+        return {"check": _check, "policy": _policy}[arguments.verb](peer)
     finally:
         peer.close()
 
 
-def _status(peer: control.Peer) -> int:
+def _status(peer: control.Peer, format: str) -> int:
     knobs, told = peer.ask(Request("describe")).knobs, peer.ask(Request("status"))
     leases = told.leases
+    is_late = any(hold.state is State.REVERTING for lease in leases for hold in lease.holds)
+    status = 1 if told.problems or is_late or not knobs else 0
+    if format == "json":
+        parts = {"knobs": knobs, "leases": leases, "problems": told.problems}
+        print(json.dumps({name: to_document(list(part)) for name, part in parts.items()}, indent=2))
+        return status
     for problem in told.problems:
         print(f"{printable(problem)}\n")
     if not knobs:
         print("nothing can be set here: the helper sees no GPU, no RAPL and no CPU frequencies")
-        return 1
+        return status
     print(f"{'device':<8}{'knob':<15}{'set to':>10}{'in force':>10}  can be set to")
     for knob in knobs:
         requested, enforced = (
@@ -48,8 +58,7 @@ def _status(peer: control.Peer) -> int:
         )
         for line in _hold_lines(lease):
             print(f"  {line}")
-    is_late = any(hold.state is State.REVERTING for lease in leases for hold in lease.holds)
-    return 1 if told.problems or is_late else 0
+    return status
 
 
 def _hold_lines(lease: LeaseInfo) -> Iterable[str]:

@@ -87,6 +87,7 @@ OTHERWISE = {
     **{f"powerd {name} keys": "read" for name in ("run", "check", "describe", "stats", "keys list", "keys revoke")},
     "powerd calibrate run": "read", "powerd identify run": "read",
     "powerd check directory": "writes nothing",
+    "powerd deploy root": "a root, below which nothing that is there is written over (tests/deploy/test_deploy.py)",
 }  # fmt: skip
 """Paths without a recipe of their own, with why."""
 
