@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -18,6 +20,7 @@ from powerd_core import wire
 from powerd_core.errors import ConfigError, PeerError
 from powerd_core.keys import AllowedClient, KeyPair
 from powerd_core.model import UNKNOWN_TIME_NS, ClockExchange, Gap
+from powerd_core.protocol import WINDOW
 from powerd_core.wire import decode, encode
 from powerd_daemon.auth import KeyDirectory, make_pair
 from powerd_daemon.config import parse_config
@@ -354,3 +357,12 @@ def test_a_peer_that_hangs_up_thousands_of_times_does_not_keep_a_connection_from
         closing.join(30)
         assert not closing.is_alive()
     context.destroy(linger=0)
+
+
+@pytest.mark.slow
+def test_a_reader_that_looks_too_rarely_is_not_aborted():
+    """libzmq aborts a process whose full queue made it miss heartbeats: all that was asked for has to find room."""
+    words = [sys.executable, str(Path(__file__).with_name("slow_reader.py"))]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) == 3 * 16 * WINDOW

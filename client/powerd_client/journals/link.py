@@ -27,7 +27,7 @@ from powerd_core.clock_comparison import DRIFT_PPM
 from powerd_core.errors import ConfigError, PeerError, PeerTimeout, VersionError, WireError
 from powerd_core.keys import Credentials, explain_refusal, find_credentials, keys_directory, read_monitor
 from powerd_core.model import UNKNOWN_TIME_NS, Block, ClockExchange, Description, Gap
-from powerd_core.protocol import OTHER_BOARD, RING_LOST, SILENCE_NS, WINDOW, Backfill, PastEpoch, StreamReceiver
+from powerd_core.protocol import OTHER_BOARD, RING_LOST, SILENCE_NS, Backfill, PastEpoch, StreamReceiver
 from powerd_core.serde import read_description
 
 _DENIED = zmq.EVENT_HANDSHAKE_FAILED_AUTH
@@ -90,7 +90,9 @@ class Connection:
         self._refusal: str | None = None
         self.socket = socket = context.socket(zmq.DEALER)
         socket.linger = 0
-        socket.sndhwm, socket.rcvhwm = queue, 4 * WINDOW
+        # What was asked for bounds what waits: a window of each stream. With less room libzmq stops reading, misses
+        # heartbeats, connects anew, and aborts the process (zeromq/libzmq issue 3937; 4.3.5).
+        socket.sndhwm, socket.rcvhwm = queue, 0
         socket.maxmsgsize = wire.MAX_PAYLOAD + wire.HEADER_BYTES
         if endpoint.startswith("tcp:"):
             socket.heartbeat_ivl, socket.heartbeat_timeout = 200, 600
