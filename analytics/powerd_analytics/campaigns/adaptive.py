@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from powerd_analytics.campaigns.curve import CapCurve, Runs, cells_of, curve_of
 from powerd_analytics.frame.merits import merit_of
 from powerd_core.errors import AnalysisError
+from powerd_core.gpu_physics import Card
 
 FIRST_CAPS, FIRST_ROUNDS = 5, 2
 MOST_RUNS = 34
@@ -74,12 +75,14 @@ class Adaptive:
         metric: str = "edp",
         seed: int = 0,
         grid_repeats: int = 5,
+        like: Card | None = None,
     ) -> None:
-        """``levels_w``: caps that can be set, the default among them. Raises `AnalysisError` for fewer than five, and
+        """``levels_w``: caps that can be set, the default among them; ``like``: a card that was fitted to this one, or
+        to one of its kind, where the curve begins with its constants. Raises `AnalysisError` for fewer than five, and
         for a metric that is none."""
         self.levels_w = tuple(sorted({float(level) for level in levels_w}))
         self.default_w, self.metric, self.seed = float(default_w), merit_of(metric), seed
-        self.grid_repeats = grid_repeats
+        self.grid_repeats, self.like = grid_repeats, like
         if len(self.levels_w) < FIRST_CAPS or self.default_w not in self.levels_w:
             raise AnalysisError(
                 f"rounds need at least {FIRST_CAPS} levels of the cap, the default of {default_w:g} W among them"
@@ -157,7 +160,7 @@ class Adaptive:
     def _curve(self) -> CapCurve:
         caps, joules, seconds, rounds = zip(*self._runs, strict=True) if self._runs else ((), (), (), ())
         cells = cells_of(Runs(caps, joules, seconds, rounds), self.levels_w)
-        return curve_of(cells, self.levels_w, self.default_w, guarded=True)
+        return curve_of(cells, self.levels_w, self.default_w, guarded=True, like=self.like)
 
     def _state(self, rng: np.random.Generator) -> _State:
         curve = self._curve()
