@@ -197,7 +197,7 @@ def sweep_of(frame: Frame, where: str) -> Sweep:
 def _counted(totals: Frame) -> tuple[Frame, tuple[str, ...]]:
     """The totals that count, and what does not, by the first reason that applies."""
     device, gpus = totals["device"].fillna(""), floats(totals, "gpus")
-    is_several = device.str.contains(r"\+|,| GPUs$|^node$") | ((device == "") & (gpus > 1))
+    is_several = device.str.contains(r"\+| GPUs$|^node$") | ((device == "") & (gpus > 1))
     is_clock_set = totals["clock_hz"].notna() | totals["memory_clock_hz"].notna()
     is_bound = totals["is_lower_bound"].fillna(False).astype(bool)
     is_known = (floats(totals, "energy_j") > 0) & (floats(totals, "time_s") > 0) & ~is_bound
