@@ -20,10 +20,11 @@ from common import machine, options, progress
 from numpy.typing import NDArray
 
 from powerd_analytics.campaigns.adaptive import Adaptive, Verdict
+from powerd_analytics.campaigns.card_fit import SweepPoint, fit_card
 from powerd_analytics.campaigns.curve import CapCurve, Runs, fit
 from powerd_analytics.campaigns.stopping import StoppingRule
 from powerd_analytics.frame.merits import merit_of
-from powerd_core.gpu_physics import NETWORKS, RTX_6000, Network, operate
+from powerd_core.gpu_physics import NETWORKS, RTX_6000, V100, Card, Network, operate
 
 Values = NDArray[np.float64]
 
@@ -277,9 +278,11 @@ def other_sets(arguments: Any) -> None:
 # (c): rounds
 
 
-def rounds(truth: Truth, noise: float, seed: int, rng: np.random.Generator) -> tuple[Verdict, float]:
+def rounds(
+    truth: Truth, noise: float, seed: int, rng: np.random.Generator, like: Card | None = None
+) -> tuple[Verdict, float]:
     """The verdict, and the joules until then over those of the grid."""
-    adaptive, joules = Adaptive(CAPS, DEFAULT_W, "edp", seed), 0.0
+    adaptive, joules = Adaptive(CAPS, DEFAULT_W, "edp", seed, like=like), 0.0
     while caps := adaptive.next_round():
         for cap in caps:
             i = CAPS.index(int(cap))
@@ -289,13 +292,27 @@ def rounds(truth: Truth, noise: float, seed: int, rng: np.random.Generator) -> t
     return adaptive.verdict, float(joules / truth.energy.sum() / PASSES)
 
 
+def fitted_card(truths: dict[str, Truth], network: str, noise: float, seed: int) -> Card:
+    """What `joules campaign fit` makes of a sweep of two other trainings: every third cap, five runs each."""
+    names, rng, points = list(truths), np.random.default_rng([seed, 51]), {}
+    for name in (names[(names.index(network) + step) % len(names)] for step in (1, 2)):
+        own = []
+        for i in range(0, len(CAPS), 3):
+            e, t = np.mean([truths[name].run(i, noise, rng) for _ in range(PASSES)], axis=0)
+            own.append(SweepPoint(float(CAPS[i]), float(t), float(e / t), PASSES))
+        points[name] = own
+    return fit_card(points, V100).card  # from another card's constants
+
+
 def outcomes(
-    truths: dict[str, Truth], noise: float, n: int, seed: int, title: str
+    truths: dict[str, Truth], noise: float, n: int, seed: int, title: str, *, has_card: bool = False
 ) -> tuple[Values, Values, Values, Values]:
-    """Of each campaign: excess of the EDP, whether it was promised, joules before, and with what follows."""
+    """Of each campaign: excess of the EDP, whether it was promised, joules before, and with what follows. ``has_card``:
+    each begins with a card that was fitted to other trainings."""
     results = []
-    for _, truth, rng, i in campaigns(truths, n, seed, title):
-        verdict, share = rounds(truth, noise, i, rng)
+    for network, truth, rng, i in campaigns(truths, n, seed, title):
+        like = fitted_card(truths, network, noise, i) if has_card else None
+        verdict, share = rounds(truth, noise, i, rng, like)
         rest = sum(truth.energy[CAPS.index(int(cap))] * runs for cap, runs in verdict.remaining)
         excess = truth.log_m("edp")[CAPS.index(int(verdict.cap_w))]
         results.append((excess, verdict.is_promised, share, share + rest / truth.energy.sum() / PASSES))
@@ -303,11 +320,13 @@ def outcomes(
     return excess, promised, before, whole
 
 
-def adaptive(arguments: Any) -> None:
+def adaptive(arguments: Any, *, has_card: bool = False) -> None:
     """Five caps twice, then rounds."""
+    way = "like a card" if has_card else "adaptive"
     for noise, least_promised in ((0.003, 90), (0.01, 90), (0.02, 65)):
-        title = f"adaptive, noise {100 * noise:g} %"
-        excess, promised, before, whole = outcomes(OBEDIENT, noise, arguments.campaigns, arguments.seed + 1, title)
+        title, seed = f"{way}, noise {100 * noise:g} %", arguments.seed + 1
+        found = outcomes(OBEDIENT, noise, arguments.campaigns, seed, title, has_card=has_card)
+        excess, promised, before, whole = found
         within, share = 100 * float(np.mean(excess <= PROMISED_WITHIN)), 100 * float(promised.mean())
         is_met = within >= 95 if noise <= 0.01 else None
         row(f"{title}: EDP within 1 %", f"{within:.1f} %", "" if is_met is None else ">= 95 %", is_met)
@@ -321,8 +340,8 @@ def adaptive(arguments: Any) -> None:
         )
     for name, truths in TRUTHS.items():
         for noise in arguments.noises:
-            title = f"{name}, {100 * noise:g} %"
-            excess, promised, _, _ = outcomes(truths, noise, arguments.others, arguments.seed + 2, title)
+            title, seed = f"{way}, {name}, {100 * noise:g} %", arguments.seed + 2
+            excess, promised, _, _ = outcomes(truths, noise, arguments.others, seed, title, has_card=has_card)
             broken = (excess > PROMISED_WITHIN) & (promised > 0)
             share, most = 100 * float(broken.mean()), 10 if name in JUMPS else 5
             row(
@@ -331,6 +350,11 @@ def adaptive(arguments: Any) -> None:
                 f"<= {most} %" if noise <= 0.01 else "",
                 share <= most if noise <= 0.01 else None,
             )
+
+
+def like(arguments: Any) -> None:
+    """The same with ``--like`` a card that was fitted to two other trainings on it."""
+    adaptive(arguments, has_card=True)
 
 
 # (d): drift
@@ -417,7 +441,7 @@ def stopping(arguments: Any) -> None:
             )
 
 
-PARTS = {"choice": choice, "sets": other_sets, "adaptive": adaptive, "drift": drift, "stopping": stopping}
+PARTS = {"choice": choice, "sets": other_sets, "adaptive": adaptive, "like": like, "drift": drift, "stopping": stopping}
 
 
 def main() -> int:

@@ -9,9 +9,11 @@ from dataclasses import dataclass, field, fields, replace
 
 from powerd_core.errors import ConfigError
 from powerd_core.gpu_physics import CARDS, Card, Network
-from powerd_core.serde import build_options
+from powerd_core.serde import build_options, toml_table, toml_value
+from powerd_core.text import printable
 
 VERSION = 1
+_LIMITS = ("least_power_w", "default_power_w", "greatest_power_w")
 _FITTED = ("name", "floor_w", "knee", "voltage", "wait_w")
 
 
@@ -44,8 +46,19 @@ class _File:
     network: Mapping[str, _Training] = field(default_factory=dict)
 
 
-def card_of(text: str, where: str) -> tuple[Card, dict[str, Network]]:
-    """The card of a file's text, and its trainings by name. Raises `ConfigError`, which begins with ``where``."""
+@dataclass(frozen=True, slots=True)
+class KnownCard:
+    """A card that has a name, or a file."""
+
+    card: Card
+    like: str
+    """The card of `CARDS` that has all constants which no file says."""
+    networks: Mapping[str, Network] = field(default_factory=dict)
+    """The trainings of its file, by name."""
+
+
+def card_of(text: str, where: str) -> KnownCard:
+    """The card of a file's text. Raises `ConfigError`, which begins with ``where``."""
     try:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -68,14 +81,13 @@ def card_of(text: str, where: str) -> tuple[Card, dict[str, Network]]:
         if not (all(0 <= share < 1 for share in shares) and training.time_s > 0 and training.busy_w > 0):
             raise ConfigError(f"{where}: network.{name}: shares from 0 to 1, seconds and watts above 0 are wanted")
         networks[name] = Network(training.busy_w, training.waiting, training.memory, training.time_s)
-    return card, networks
+    return KnownCard(card, own.like, networks)
 
 
-def card_named(name: str, read: Callable[[str], str]) -> tuple[Card, dict[str, Network]]:
-    """A card by its name, or that of a file ``NAME.toml`` with its own trainings, whose text ``read`` gives. Raises
-    `ConfigError`."""
+def card_named(name: str, read: Callable[[str], str]) -> KnownCard:
+    """A card by its name, or that of a file ``NAME.toml``, whose text ``read`` gives. Raises `ConfigError`."""
     if name in CARDS:
-        return CARDS[name], {}
+        return KnownCard(CARDS[name], name)
     if not name.endswith(".toml"):
         raise ConfigError(f"there is no card {name!r}: {', '.join(CARDS)}, or a file NAME.toml")
     try:
@@ -87,17 +99,20 @@ def card_named(name: str, read: Callable[[str], str]) -> tuple[Card, dict[str, N
     return card_of(text, name)
 
 
-def card_text(card: Card, networks: Mapping[str, Network], like: str) -> str:
-    """The file of a card."""
-    limits = dict(zip(("least_power_w", "default_power_w", "greatest_power_w"), card.limits_w, strict=True))
-    own = {name: getattr(card, name) for name in _FITTED[1:]} | limits
-    lines = [f"version = {VERSION}", "", "[card]", f'name = "{_quoted(card.name)}"', f'like = "{like}"']
-    lines += [f"{name} = {value:.6g}" for name, value in own.items()]
-    for name, network in networks.items():
-        lines += ["", f'[network."{_quoted(name)}"]']
-        lines += [f"{f.name} = {getattr(network, f.name):.6g}" for f in fields(_Training)]
-    return "\n".join(lines) + "\n"
+def card_text(known: KnownCard, about: str = "") -> str:
+    """The file of a card, which begins with a comment ``about`` it."""
+    card = known.card
+    constants = {name: _rounded(getattr(card, name)) for name in _FITTED[1:]}
+    limits = dict(
+        zip(("least_power_w", "default_power_w", "greatest_power_w"), map(_rounded, card.limits_w), strict=True)
+    )
+    tables = [toml_table("[card]", _Constants(name=card.name, like=known.like, **constants, **limits))]
+    for name, network in known.networks.items():
+        numbers = {f.name: _rounded(getattr(network, f.name)) for f in fields(_Training)}
+        tables.append(toml_table(f"[network.{toml_value(name)}]", _Training(**numbers)))
+    begin = f"# {printable(about, limit=200)}\n" if about else ""
+    return f"{begin}version = {VERSION}\n\n" + "\n".join(tables)
 
 
-def _quoted(text: str) -> str:
-    return "".join(c for c in text if c.isprintable() and c not in '"\\')
+def _rounded(value: float) -> float:
+    return float(f"{value:.6g}")

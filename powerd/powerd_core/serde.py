@@ -96,9 +96,14 @@ def toml_table(head: str, value: Any) -> str:
     for f in fields(value):
         inner = getattr(value, f.name)
         if inner is not None and not is_dataclass(inner):
-            # JSON's numbers and strings are TOML's, but for one control character.
-            rows.append(f"{f.name} = {json.dumps(inner, ensure_ascii=False)}".replace("\x7f", "\\u007f"))
+            rows.append(f"{f.name} = {toml_value(inner)}")
     return "\n".join(rows) + "\n"
+
+
+def toml_value(value: Any) -> str:
+    """A number, a text or a list of these as TOML writes it; a text may be a key, too."""
+    # JSON's numbers and strings are TOML's, but for one control character.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def check_json(document: Any) -> None:

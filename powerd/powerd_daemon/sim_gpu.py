@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not 1 <= arguments.cards <= 8:
         raise ConfigError("--cards: a machine has 1 to 8")
     faults = check_faults(set(arguments.fault))
-    card, _ = card_named(arguments.card, lambda name: Path(name).read_text(encoding="utf-8"))
+    card = card_named(arguments.card, lambda name: Path(name).read_text(encoding="utf-8")).card
     begin_s = now_s()
     gpus = [SimulatedGpu(card, i, seed=arguments.seed, now_s=begin_s) for i in range(arguments.cards)]
     for gpu in gpus:

@@ -18,12 +18,14 @@ from conformance import Opened, SourceConformance
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from powerd_core.card_file import KnownCard, card_text
 from powerd_core.errors import ConfigError, PeerError
 from powerd_core.gpu_physics import (
     CARDS,
     EIGHT_CARDS,
     NETWORKS,
     RTX_6000,
+    V100,
     XCEPTION,
     operate,
     operate_machine,
@@ -524,14 +526,17 @@ input()
                 gpu.truth()
 
     def test_a_command_sees_it_as_pynvml_and_ends_with_it(self, tmp_path):
-        command = [sys.executable, "-m", "powerd_daemon", "sim-gpu", "--cards", "3", "--card", "v100", "--"]
+        (tmp_path / "card.toml").write_text(card_text(KnownCard(replace(V100, name="Mine"), "v100")))
+        command = [sys.executable, "-m", "powerd_daemon", "sim-gpu", "--cards", "3", "--card", "card.toml", "--"]
         program = (
-            "import pynvml; pynvml.nvmlInit(); print(pynvml.nvmlDeviceGetCount(), pynvml.SIMULATED, pynvml.__file__)"
+            "import pynvml; pynvml.nvmlInit(); print(pynvml.nvmlDeviceGetCount(), pynvml.SIMULATED, pynvml.__file__, "
+            "pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(2)))"
         )
         done = subprocess.run(
-            [*command, sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
-        )
-        assert done.stdout.split() == ["3", "True", str(SHIM / "pynvml.py")]
+            [*command, sys.executable, "-c", program],
+            cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60,
+        )  # fmt: skip
+        assert done.stdout.split() == ["3", "True", str(SHIM / "pynvml.py"), "Mine"]
 
     @pytest.mark.slow
     @pytest.mark.parametrize(("program", "is_told"), [

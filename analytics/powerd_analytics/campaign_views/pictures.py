@@ -1,5 +1,6 @@
 """Pictures of a campaign: energy against time beside the metrics' lines, what clocks do, how GPUs scale, two kinds of
-cards beside each other, and what each knob saves. Sweeps and fronts of single runs are in `plots.configurations`.
+cards beside each other, what each knob saves, a card that was fitted. Sweeps and fronts of single runs are in
+`plots.configurations`.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from math import fsum
 from operator import itemgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -31,13 +32,17 @@ from powerd_analytics.plots.style import (
     legend_above,
     legend_beside,
     panels,
+    quantity_axis,
     styled,
 )
+from powerd_core.gpu_physics import operate
 from powerd_core.settings import unit_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Picture
+
+    from powerd_analytics.campaigns.card_fit import CardFit
 
 _MARKERS = "osD^vP*X"
 _SERIES = (*PALETTE[:6], "#777777", "#000000")
@@ -307,3 +312,35 @@ def draw_knob_savings(campaign: Campaign) -> Picture:
     ax.set_ylabel("energy saved (%)")
     legend_above(figure, bar_handles(colours, campaign.provenances))
     return finish(figure, f"{campaign.design.name}: what each knob saves", campaign.provenances)
+
+
+# -- a card that was fitted --------------------------------------------------------------------------------------------
+
+_HOLLOW = "osD^v<>h"
+"""Markers whose inside is seen when they are small."""
+
+
+@styled
+def draw_card(fit: CardFit, provenances: Sequence[str]) -> Picture:
+    """The points of a sweep and the card that was fitted to them: watts and seconds over the cap, a colour for each
+    training."""
+    from matplotlib.lines import Line2D
+
+    figure, (watts, seconds) = panels(2, (4.0, 3.0))
+    caps_w = np.linspace(fit.card.limits_w[0], fit.card.limits_w[2], 200)
+    is_measured = set(provenances) <= {"measured"}
+    quantity_axis(seconds[0].yaxis, "time", "s", [point.time_s for own in fit.points.values() for point in own])
+    handles = []
+    for i, (name, own) in enumerate(fit.points.items()):
+        curve = [operate(fit.card, fit.networks[name], float(cap_w)) for cap_w in caps_w]
+        line: dict[str, Any] = {"color": _SERIES[i % len(_SERIES)], "lw": 1.2}
+        marks = line | {"marker": _HOLLOW[i % len(_HOLLOW)], "ms": 4, "mfc": None if is_measured else "white"}
+        handles.append(Line2D([], [], label=brief(name, 28), **marks))
+        for (ax,), quantity in ((watts, "power_w"), (seconds, "time_s")):
+            ax.plot(caps_w, [getattr(at, quantity) for at in curve], **line)
+            ax.plot([p.cap_w for p in own], [getattr(p, quantity) for p in own], **marks | {"ls": "none"})
+            ax.set_xlabel("power cap (W)")
+    watts[0].set_ylabel("mean power (W)")
+    legend_above(figure, handles)
+    note = f"lines: the fitted card; points: means of runs{'' if is_measured else '; hollow: not measured'}"
+    return finish(figure, f"{fit.card.name}: over the power cap", provenances or [""], note)

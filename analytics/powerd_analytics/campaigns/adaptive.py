@@ -1,4 +1,5 @@
-"""The best cap from a few runs: five caps twice, then rounds of runs where they tell most.
+"""The best cap from a few runs: five caps twice, then rounds of runs where they tell most. With a card that is known to
+be like the one at hand the five caps come once.
 
 `Adaptive` says which caps to run next, takes what the runs gave, and ends with a promise or without one. A promise
 means that the chosen cap costs at most 1 % more of the metric than the best cap, with 95 % probability: steps of a
@@ -22,8 +23,11 @@ from numpy.typing import NDArray
 from powerd_analytics.campaigns.curve import CapCurve, Runs, cells_of, curve_of
 from powerd_analytics.frame.merits import merit_of
 from powerd_core.errors import AnalysisError
+from powerd_core.gpu_physics import Card
 
 FIRST_CAPS, FIRST_ROUNDS = 5, 2
+FIRST_ROUNDS_LIKE = 1
+"""With a card that is like this one. Without any, promises after five runs are broken where a loader overlaps."""
 MOST_RUNS = 34
 PROMISE = 0.01
 """Of ln M: what the chosen cap may cost more than the best."""
@@ -74,12 +78,14 @@ class Adaptive:
         metric: str = "edp",
         seed: int = 0,
         grid_repeats: int = 5,
+        like: Card | None = None,
     ) -> None:
-        """``levels_w``: caps that can be set, the default among them. Raises `AnalysisError` for fewer than five, and
+        """``levels_w``: caps that can be set, the default among them; ``like``: a card that was fitted to this one, or
+        to one of its kind, where the curve begins with its constants. Raises `AnalysisError` for fewer than five, and
         for a metric that is none."""
         self.levels_w = tuple(sorted({float(level) for level in levels_w}))
         self.default_w, self.metric, self.seed = float(default_w), merit_of(metric), seed
-        self.grid_repeats = grid_repeats
+        self.grid_repeats, self.like = grid_repeats, like
         if len(self.levels_w) < FIRST_CAPS or self.default_w not in self.levels_w:
             raise AnalysisError(
                 f"rounds need at least {FIRST_CAPS} levels of the cap, the default of {default_w:g} W among them"
@@ -126,7 +132,7 @@ class Adaptive:
     def _plan(self) -> None:
         """The caps of the next round, or the verdict."""
         rng = np.random.default_rng([self.seed, len(self._runs)])
-        if self._round < FIRST_ROUNDS:
+        if self._round < (FIRST_ROUNDS if self.like is None else FIRST_ROUNDS_LIKE):
             caps = self._first_caps()
         else:
             state = self._state(rng)
@@ -157,7 +163,7 @@ class Adaptive:
     def _curve(self) -> CapCurve:
         caps, joules, seconds, rounds = zip(*self._runs, strict=True) if self._runs else ((), (), (), ())
         cells = cells_of(Runs(caps, joules, seconds, rounds), self.levels_w)
-        return curve_of(cells, self.levels_w, self.default_w, guarded=True)
+        return curve_of(cells, self.levels_w, self.default_w, guarded=True, like=self.like)
 
     def _state(self, rng: np.random.Generator) -> _State:
         curve = self._curve()

@@ -13,6 +13,7 @@ from powerd_analytics.campaigns.design import Cell, Control, Design, Guard, Item
 from powerd_analytics.campaigns.journal import History, Result
 from powerd_core import verdict as settings
 from powerd_core.errors import ConfigError
+from powerd_core.gpu_physics import Card
 from powerd_core.lease import Range
 
 FACTOR = "power_cap_w"
@@ -57,11 +58,11 @@ def caps_design(
 class Rounds:
     """The plan of an adaptive sweep: what the journal holds decides what comes next, so a killed one goes on."""
 
-    def __init__(self, design: Design, metric: str) -> None:
+    def __init__(self, design: Design, metric: str, like: Card | None = None) -> None:
         default = next(cell for cell in map(design.reference_of, design.cells()) if cell is not None).levels[FACTOR]
         self.design = design
         self._cells = {float(cell.levels[FACTOR]): cell for cell in design.cells()}
-        self._adaptive = Adaptive(sorted(self._cells), float(default), metric, design.seed)
+        self._adaptive = Adaptive(sorted(self._cells), float(default), metric, design.seed, like=like)
         self._round = 0
 
     def next_block(self, history: History) -> list[Item]:

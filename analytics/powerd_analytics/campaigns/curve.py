@@ -7,8 +7,9 @@ The fit is of the form of `powerd_core.gpu_physics` to ln E and ln t together:
     ln t = ln T + ln(w + b)                              f the greatest clock with P_busy(f) <= cap
 
 ``u``, ``w``, ``m``, ``T`` and a gain ``g`` (1 within 3 %) belong to the training; ``P0``, ``fk``, ``kv`` and ``P_wait``
-belong to the card. Their priors are weak, by the cards that are known. The form is linearised at the fit. What is known
-of the curve is then a Gaussian process whose covariance is that of the form's parameters.
+belong to the card. Their priors are weak, by the cards that are known, and narrow where a card says them. The form is
+linearised at the fit. What is known of the curve is then a Gaussian process whose covariance is that of the form's
+parameters.
 
 A card may disobey the form. A deviation delta(cap) from it is a Gaussian process, too:
 
@@ -34,6 +35,7 @@ from scipy.special import fdtrc, stdtrit
 from powerd_analytics.frame.best import Best, best_of_curve, lowest
 from powerd_analytics.frame.merits import Merit, merit_of
 from powerd_core.errors import AnalysisError
+from powerd_core.gpu_physics import Card
 
 Values = NDArray[np.float64]
 
@@ -197,12 +199,20 @@ def fit(runs: Runs, levels_w: Sequence[float], default_w: float) -> CapCurve:
     return curve_of(cells, levels_w, default_w)
 
 
-def curve_of(cells: CapMeans, levels_w: Sequence[float], default_w: float, *, guarded: bool = False) -> CapCurve:
-    """The curve of cells' means; ``guarded``: with a deviation from the form, whether the form is rejected or not."""
+def curve_of(
+    cells: CapMeans,
+    levels_w: Sequence[float],
+    default_w: float,
+    *,
+    guarded: bool = False,
+    like: Card | None = None,
+) -> CapCurve:
+    """The curve of cells' means; ``guarded``: with a deviation from the form, whether the form is rejected or not;
+    ``like``: a card whose constants are about those of this one."""
     levels = _levels(levels_w)
     if not (levels == default_w).any():
         raise AnalysisError(f"the default of {default_w:g} W is none of the levels: add it")
-    form = _Form(levels, default_w, math.exp(cells.mean[len(cells.caps_w) :].min()))
+    form = _Form(levels, default_w, math.exp(cells.mean[len(cells.caps_w) :].min()), like)
     at = np.searchsorted(levels, cells.caps_w)
     rows = np.concatenate([at, len(levels) + at])
     theta, jacobian = form.most_probable(cells, rows)
@@ -287,21 +297,35 @@ LOG_TIME = 3
 """Which parameter is ln T."""
 
 
+OF_A_CARD = (0.1, 0.02, 0.15, 0.1)
+"""Standard deviations of ln P0, fk, ln kv and ln P_wait around the constants of a card that was fitted: what a sweep
+leaves open, and by how much two cards of one kind differ."""
+
+
+def _of_any_card(default_w: float) -> list[_Prior]:
+    """Shares of the default cap, and constants, of the cards that `gpu_physics` knows."""
+    return [
+        _Prior(math.log(0.2 * default_w), 0.4),
+        _Prior(0.5, 0.08),
+        _Prior(math.log(1.4), 0.5),
+        _Prior(math.log(0.11 * default_w), 0.4),
+    ]
+
+
+def _of_card(card: Card) -> list[_Prior]:
+    means = (math.log(card.floor_w), card.knee, math.log(card.voltage), math.log(card.wait_w))
+    return [_Prior(mean, sd) for mean, sd in zip(means, OF_A_CARD, strict=True)]
+
+
 class _Form:
     """The form at given levels, with what is known of its parameters beforehand.
 
     Parameters: ln u, logit w, logit m, ln T, ln g, ln P0, fk, ln kv, ln P_wait.
     """
 
-    def __init__(self, levels_w: Values, default_w: float, least_time_s: float) -> None:
+    def __init__(self, levels_w: Values, default_w: float, least_time_s: float, like: Card | None) -> None:
         self.levels_w, self.least_f = levels_w, LEAST_F
-        # Shares of the default cap, and constants, of the cards that `gpu_physics` knows.
-        of_card = [
-            _Prior(math.log(0.2 * default_w), 0.4),
-            _Prior(0.5, 0.08),
-            _Prior(math.log(1.4), 0.5),
-            _Prior(math.log(0.11 * default_w), 0.4),
-        ]
+        of_card = _of_any_card(default_w) if like is None else _of_card(like)
         priors = [
             _Prior(math.log(0.7 * default_w), 0.6),
             _Prior(-1.7, 1.3),

@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 from powerd_analytics.frame.merits import merit_of
 from powerd_core.errors import ConfigError
+from powerd_core.gpu_physics import CARDS
 from powerd_core.lease import KNOB_OF_OPTION, Range, resolve
 from powerd_core.settings import KNOB_AS_OPTION, unit_of
 from powerd_core.text import did_you_mean, printable
@@ -211,6 +212,8 @@ class Analysis:
 class Simulation:
     """What the simulated card does for a cell, with ``--on``."""
 
+    card: str = ""
+    """That of ``--on sim``: a name, or a file of `powerd_core.card_file`."""
     network: str = "{model}"
     stand_in: Mapping[str, str] = field(default_factory=dict)
     """A network that the simulator knows for one that it does not know."""
@@ -234,6 +237,8 @@ class Simulation:
     """What else holds for the cells that a row's levels name: the fields of `SimulatedRow`."""
 
     def __post_init__(self) -> None:
+        is_card = self.card in ("", *CARDS) or self.card.endswith(".toml")
+        _require(is_card, f"card: there is no {self.card!r}: {', '.join(CARDS)}, or a file NAME.toml")
         times = self.iteration_s.values() if isinstance(self.iteration_s, Mapping) else [self.iteration_s]
         is_above_0 = all(n > 0 for n in (*times, *(n for n in (self.batch_size, self.iterations) if n is not None)))
         _require(is_above_0, "iteration_s, batch_size and iterations must be above 0")

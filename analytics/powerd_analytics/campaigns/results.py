@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Any
 from powerd_analytics.campaigns.design import GPUS, KNOBS, Design, Levels
 from powerd_analytics.campaigns.journal import History, Result
 from powerd_analytics.frame.figure import Record
-from powerd_analytics.frame.figures import RESULT, rows_of
+from powerd_analytics.frame.figures import (
+    ATTRIBUTE,
+    COLUMNS,
+    RESULT,
+    Frame,
+    attribute_cell,
+    frame_from,
+    rows_of,
+    worked_out,
+)
 from powerd_analytics.output.text import is_number_cell
 from powerd_analytics.runs.run import Run
 from powerd_core.errors import AnalysisError, PowerdError
@@ -133,6 +142,33 @@ def with_rows(history: History, design: Design, folder: Path) -> History:
         with suppress(PowerdError):
             record.result = replace(result, rows=result_of(file, design, item.cell.levels).rows, is_old=False)
     return history
+
+
+_CLOCKS = {"sm_clock_mhz": "clock_hz", "mem_clock_mhz": "memory_clock_hz"}
+
+
+def frame_of_results(history: History, design: Design) -> Frame:
+    """The frame of the totals of all runs that count, a row for each device, with the levels of their cells where the
+    runs do not say them."""
+    rows = []
+    for key, result in history.results().items():
+        item = design.item_of(key)
+        levels = _columns_of(item.cell.levels) if item is not None else {}
+        rows += [{**levels, **row, "kind": "total", "path": key, "run": key} for row in result.wholes]
+    return worked_out(frame_from(rows))
+
+
+def _columns_of(levels: Levels) -> dict[str, Any]:
+    """Levels by the frame's columns; those that it does not know are attributes."""
+    found: dict[str, Any] = {}
+    for name, level in levels.items():
+        if name in _CLOCKS:
+            found[_CLOCKS[name]] = 1e6 * float(level) if is_number_cell(level) else None
+        else:
+            found[name if name in COLUMNS else f"{ATTRIBUTE}{name}"] = (
+                level if name in COLUMNS else attribute_cell(level)
+            )
+    return found
 
 
 def _rows_that_count(every: Sequence[Record], wanted: str, file: Path) -> list[Record]:

@@ -66,13 +66,17 @@ class Simulated:
 
     @classmethod
     def named(cls, design: Design, name: str) -> Simulated:
-        """Of ``sim:CARD``, a card by its name or a file. Raises `ConfigError`."""
+        """Of ``sim:CARD``, a card by its name or file, or of ``sim``, the card of the design. Raises `ConfigError`."""
         kind, _, card = name.partition(":")
+        card = card or design.simulation.card
         if kind != "sim" or not (card in CARDS or card.endswith(".toml")):
             known = ", ".join(f"sim:{known}" for known in CARDS)
-            raise ConfigError(f"--on {name}: there is {known}, and sim:FILE.toml of a card that was fitted")
-        found, own = card_named(card, lambda name: Path(name).read_text(encoding="utf-8"))
-        return cls(design, found, {**TRAININGS, **own})
+            raise ConfigError(
+                f"--on {name}: there is {known}, sim:FILE.toml of a card that was fitted, and sim where a campaign's "
+                "file names a card"
+            )
+        known_card = card_named(card, lambda name: Path(name).read_text(encoding="utf-8"))
+        return cls(design, known_card.card, {**TRAININGS, **known_card.networks})
 
     def ranges(self) -> Mapping[str, Range]:
         least, default, greatest = self.card.limits_w

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import App, Parameter
 
 from powerd_analytics.cli import shared
+from powerd_analytics.output.terminal import LateProgress
 from powerd_core.errors import ConfigError, RunFileError
 from powerd_core.text import printable
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from powerd_analytics.campaigns.executors import Executor
     from powerd_analytics.campaigns.journal import History, Journal
     from powerd_analytics.campaigns.runner import Left, Plan, Step
+    from powerd_analytics.frame.figures import Frame
 
 File = Annotated[Path, Parameter(help="The campaign's TOML file.")]
 Into = Annotated[Path | None, Parameter(help="Its folder; without it the file's name without .toml.")]
@@ -28,7 +30,7 @@ Changed = Annotated[
     bool, Parameter(negative="", help="Go on though a file that the command names has changed; the tables say so.")
 ]
 Retry = Annotated[bool, Parameter(negative="", help="Make the runs and cells again that were given up.")]
-On = Annotated[str, Parameter(help="Compute the runs of a simulated card instead, as sim:rtx6000.")]
+On = Annotated[str, Parameter(help="Compute the runs of a simulated card instead, as sim:rtx6000 or sim:CARD.toml.")]
 Url = Annotated[list[str] | None, Parameter(negative="", help="A running powerd; a local one without it.")]
 
 campaign = App(
@@ -47,16 +49,21 @@ For example:
 
 
 def read_design(file: Path) -> Design:
-    """Raises `RunFileError` for a file that cannot be read, `ConfigError` for one that is wrong; both name it."""
+    """The file of its simulated card is beside it. Raises `RunFileError` for a file that cannot be read, `ConfigError`
+    for one that is wrong; both name it."""
     from powerd_analytics.campaigns.campaign_file import design_of
     from powerd_core.serde import parse_toml
 
     try:
-        return design_of(parse_toml(file.read_text(encoding="utf-8")))
+        design = design_of(parse_toml(file.read_text(encoding="utf-8")))
     except OSError as error:
         raise RunFileError(f"{file} cannot be read: {error.strerror}") from error
     except ValueError as error:  # a `ConfigError` among them
         raise ConfigError(f"{file}: {printable(str(error), limit=500)}") from error
+    card = design.simulation.card
+    if not card.endswith(".toml"):
+        return design
+    return replace(design, simulation=replace(design.simulation, card=str(file.parent / card)))
 
 
 def folder_of(file: Path, into: Path | None) -> Path:
@@ -512,55 +519,83 @@ def plot(
 
 @campaign.command
 def fit(
-    runs: Annotated[Path, Parameter(help="A campaign's folder, an index, or a table (CSV or Parquet) with caps.")],
+    runs: Annotated[
+        Path, Parameter(help="A campaign's folder, run files, an index, or a table (CSV or Parquet) with caps.")
+    ],
     /,
     *,
     like: Annotated[
-        str, Parameter(help="The card that has what a sweep does not tell: clocks, limits, idle power.")
+        str,
+        Parameter(help="The card, or CARD.toml, that has what a sweep does not tell: clocks, memory, idle power."),
     ] = "rtx6000",
+    where: Annotated[
+        list[str] | None, Parameter(negative="", help="COLUMN=VALUE: only runs that have it. May be repeated.")
+    ] = None,
     output: Annotated[Path | None, Parameter(alias="-o", help="File of the card to write, CARD.toml.")] = None,
+    plot: Annotated[Path | None, Parameter(help="Draw points and fit as well (.png, .pdf, .svg).")] = None,
     overwrite: shared.Overwrite = False,
 ) -> None:
     """Fit a simulated card to a measured sweep of power caps.
 
     Prints the card's constants and those of each training with U95, what the sweep
     does not tell, and how far the card is off its points. The file is taken by
-    --on sim:CARD.toml and by powerd sim-gpu --card CARD.toml.
+    --on sim:CARD.toml, powerd sim-gpu --card CARD.toml, and campaign caps --like.
 
     For example:
 
-      joules campaign fit caps/ -o card.toml
+      joules campaign fit caps/ -o card.toml --plot card.png
     """
-    from powerd_analytics.campaigns.card_fit import OBEYS, fit_card, points_of
-    from powerd_analytics.frame.figures import rows_of
-    from powerd_analytics.frame.published import published_frame, read_table
-    from powerd_analytics.output.export import Column, make_table
-    from powerd_core.card_file import card_named, card_text
+    from powerd_analytics.campaigns.card_fit import fit_card, fit_notes, sweep_of
+    from powerd_analytics.frame.figures import where as rows_where
+    from powerd_analytics.output.export import Column, make_table, with_provenance
+    from powerd_core.card_file import KnownCard, card_named, card_text
 
     shared.refuse_existing(output, overwrite, [runs])
-    rows = shared.runs_of(runs)
-    if rows is None:
-        rows = [row for row in rows_of(published_frame(read_table(runs))) if row.get("kind") == "total"]
-    base, _ = card_named(like, lambda name: Path(name).read_text(encoding="utf-8"))
-    points = points_of(rows, str(runs))
-    caps_w = [point.cap_w for of in points.values() for point in of]
-    least, greatest = min(caps_w), max(caps_w)
-    named = replace(base, name=f"{base.name} (fitted)", limits_w=(least, greatest, greatest))
-    found = fit_card(points, named)
+    if plot is not None:
+        shared.refuse_picture(plot, overwrite)
+    base = card_named(like, shared.read_text)
+    sweep = sweep_of(rows_where(_sweep_frame(runs), where or []), str(runs))
+    name = (sweep.product or base.card.name).removesuffix(_FITTED) + _FITTED
+    found = fit_card(sweep.points, replace(base.card, name=name, limits_w=sweep.limits_w), scatter=sweep.scatter)
     columns = [
         Column("training"), Column("constant"), Column("value", "number", "1"),
         Column("u95", "number", "1", heading="± U95", missing="not told", is_uncertainty=True),
     ]  # fmt: skip
-    table_rows = [[c.training or "the card", c.name, c.value, c.u95 if c.is_told else None] for c in found.constants]
-    title = f"{found.card.name}: {len(caps_w)} points of {len(points)} trainings"
-    notes = [f"residuals of power and time: {100 * found.rms:.2g} % rms, {100 * found.worst:.2g} % at worst"]
-    if not found.is_obeyed:
-        notes += [f"over {100 * OBEYS:g} % rms: this card does not obey the form, or its runs have that noise"]
-    shared.put_out(shared.tables_text([make_table("card", title, columns, table_rows, notes)], "text", None, 80), None,
-                   overwrite=False)  # fmt: skip
+    rows = [[c.training or "the card", c.name, c.value, c.u95 if c.is_told else None] for c in found.constants]
+    count = len(sweep.points)
+    title = f"{name}: {sum(map(len, sweep.points.values()))} points of {count} training{'s' * (count > 1)}"
+    table = make_table("card", title, columns, rows, [*fit_notes(found), *sweep.left_out])
+    shared.put_out(
+        shared.tables_text([with_provenance(table, sweep.provenances)], "text", None, 80), None, overwrite=False
+    )
     if output is not None:
-        text = card_text(found.card, found.networks, like if not like.endswith(".toml") else "rtx6000")
-        shared.put_out(text, output, overwrite)
+        about = f"fitted to {' and '.join(sweep.provenances) or 'published'} power: {runs}"
+        shared.put_out(card_text(KnownCard(found.card, base.like, found.networks), about), output, overwrite)
+    if plot is not None:
+        from powerd_analytics.campaign_views.pictures import draw_card
+        from powerd_analytics.plots import save
+
+        figure = draw_card(found, sweep.provenances)
+        shared.write(plot, partial(save, figure), overwrite)
+
+
+_FITTED = " (fitted)"
+"""Behind the name of a card."""
+
+
+def _sweep_frame(runs: Path) -> Frame:
+    """The frame of what a card is fitted to."""
+    from powerd_analytics.campaigns.results import frame_of_results
+    from powerd_analytics.frame.index import is_index
+    from powerd_analytics.frame.published import published_frame, read_table
+    from powerd_analytics.frame.trainings import read_runs
+
+    if (campaign := shared.campaign_of(runs)) is not None:
+        return frame_of_results(*campaign)
+    if runs.is_dir() or is_index(runs) or runs.suffix == ".h5":
+        with LateProgress() as progress:
+            return read_runs([runs], progress=progress)
+    return published_frame(read_table(runs))
 
 
 @campaign.command
@@ -575,6 +610,10 @@ def caps(
         bool,
         Parameter(negative="", help="Five caps twice, then where a run tells most; the grid if that is not enough."),
     ] = False,
+    like: Annotated[
+        str,
+        Parameter(help="With --adaptive: a card like this one, as CARD.toml of campaign fit."),
+    ] = "",
     metric: Annotated[str, Parameter(help="What is to be least: e, edp, ed2p, eds:2, eds:1.5.")] = "edp",
     into: Annotated[Path, Parameter(help="Its folder; one that was begun goes on.")] = Path("caps"),
     seed: Annotated[int, Parameter(help="Of the orders of the blocks.")] = 1,
@@ -605,10 +644,14 @@ def caps(
     from powerd_analytics.campaigns.runner import Blocks, begin
     from powerd_analytics.campaigns.simulated import Simulated
     from powerd_analytics.frame.merits import OF_A_SWEEP, merit_of
+    from powerd_core.card_file import card_named
     from powerd_core.gpu_physics import CARDS
 
     if not command and not on:
         raise ConfigError("nothing to train: give the command after --: `joules campaign caps -- python train.py`")
+    if like and not adaptive:
+        raise ConfigError("--like goes with --adaptive: the whole grid needs no card to begin with")
+    card = card_named(like, shared.read_text).card if like else None
     words = list(command) or ["python", "train.py"]
     merit = merit_of(metric)
     if not merit.is_relative:
@@ -630,7 +673,7 @@ def caps(
         design = begin(design, executor, journal, changed_script=changed_script)
         if retry:
             journal.write("retried")
-        rounds = Rounds(design, merit.name) if adaptive else None
+        rounds = Rounds(design, merit.name, card) if adaptive else None
         status = _carry_out(design, rounds or Blocks(design), executor, journal, None)
         if status > 1:
             return status

@@ -21,6 +21,8 @@ from powerd_core.errors import AnalysisError, RunFileError
 from powerd_core.text import printable
 
 if TYPE_CHECKING:
+    from powerd_analytics.campaigns.design import Design
+    from powerd_analytics.campaigns.journal import History
     from powerd_analytics.frame.costs import Factors
     from powerd_analytics.frame.trainings import Length
     from powerd_analytics.output.export import Table
@@ -125,6 +127,11 @@ def refuse_existing(path: Path | None, overwrite: bool, inputs: Sequence[Path] =
             raise RunFileError(f"{folder if path.is_symlink() else path.parent} is no directory: make it first")
     except PermissionError as error:
         raise RunFileError(f"{path} cannot be written: {error.strerror or error}") from error
+
+
+def read_text(name: str) -> str:
+    """The text of a small file. Raises `OSError`, and `UnicodeDecodeError` for what is no text."""
+    return Path(name).read_text(encoding="utf-8")
 
 
 def refuse_by_hand(path: Path, overwrite: bool) -> None:
@@ -322,21 +329,31 @@ def table_of(
     return run, table
 
 
-def runs_of(path: Path) -> list[Mapping[str, object]] | None:
-    """The whole runs of a campaign's folder (one that `joules campaign caps` has made, too) or of an index; None
-    where it is neither."""
+def campaign_of(path: Path) -> tuple[History, Design] | None:
+    """The journal of a campaign's folder (one that `joules campaign caps` has made, too), and a design of its cells;
+    None where it is no such folder."""
     from powerd_analytics.campaigns.campaign_file import design_of
     from powerd_analytics.campaigns.journal import NAME, read_history
+
+    if not (path / NAME).is_file():
+        return None
+    history = read_history(path)
+    known = history.levels
+    factors = known.get("factors", {})
+    document = {
+        "campaign": {"name": "x", "command": ["x", *(f"{{{name}}}" for name in factors)]},
+        "factors": factors, "exclude": known.get("exclude", []), "cell": known.get("more_cells", []),
+    }  # fmt: skip
+    return history, design_of(document)
+
+
+def runs_of(path: Path) -> list[Mapping[str, object]] | None:
+    """The whole runs of a campaign's folder or of an index; None where it is neither."""
     from powerd_analytics.frame.figures import rows_of
     from powerd_analytics.frame.index import index_frame, is_index
 
-    if (path / NAME).is_file():
-        history = read_history(path)
-        known = history.levels
-        factors = {"factors": known.get("factors", {}), "exclude": known.get("exclude", [])}
-        design = design_of(
-            {"campaign": {"name": "x", "command": ["x"]}, **factors, "cell": known.get("more_cells", [])}
-        )
+    if (campaign := campaign_of(path)) is not None:
+        history, design = campaign
         runs = [(design.item_of(key), result) for key, result in history.results().items()]
         return [
             {**item.cell.levels, "energy_j": result.energy_j, "time_s": result.time_s} for item, result in runs if item

@@ -53,6 +53,19 @@ def test_five_caps_twice_then_rounds_with_a_reference():
     assert verdict.excess < PROMISE
 
 
+def test_with_a_card_that_is_like_it_the_five_caps_come_once_and_its_constants_count():
+    energy, time = truth("resnet50")
+    known, free = (Adaptive(CAPS, 260, seed=1, like=like) for like in (RTX_6000, None))
+    for adaptive in (known, free):
+        for cap in adaptive.next_round():
+            i = CAPS.index(int(cap))
+            adaptive.observe(cap, energy[i], time[i])
+    assert len(free.next_round()) == 5
+    assert len(known.next_round() or ()) < 5
+    sd = [np.sqrt(np.diag(adaptive.curve.covariance)).mean() for adaptive in (known, free)]
+    assert sd[0] < sd[1]
+
+
 def test_promises_are_kept_for_a_tenth_of_the_grid():
     kept, shares = [], []
     for k, name in enumerate(NETWORKS):

@@ -170,6 +170,7 @@ RECIPES = {
     "joules campaign run into": Recipe("new", joules("campaign run {there}/camp.toml {sim} --into {out}"), False),
     "joules campaign caps into": Recipe("new", joules("campaign caps {sim} --step 40 --into {out}"), False),
     "joules campaign fit output": Recipe("new.toml", joules("campaign fit {there}/sweep.csv -o {out}")),
+    "joules campaign fit plot": Recipe("new.png", joules("campaign fit {there}/sweep.csv --plot {out}")),
     "joules campaign table output": Recipe("new.csv", joules("campaign table {there}/camp.toml -o {out}")),
     "joules campaign report output": Recipe("new.html", joules("campaign report {there}/camp.toml -o {out}")),
     "joules campaign plot output": Recipe("new.png", joules("campaign plot {there}/camp.toml --kind sweep -o {out}")),
