@@ -81,10 +81,8 @@ class Blocks:
         return bool(results) and rule.is_done([merit.ratio(result.energy_j, result.time_s) for result in results])
 
     def planned(self, history: History) -> int:
-        if self.only is not None:
-            return len(self.cells(self.only, history))
         todo, repeats = 0, self.design.repeats
-        for number in range(repeats.max):
+        for number in range(repeats.max) if self.only is None else [self.only]:
             if todo and number >= repeats.min and repeats.until is not None:
                 break  # which cells it has depends on what those before it give
             items = self.design.block(number, self.cells(number, history))

@@ -16,7 +16,7 @@ from powerd_analytics.campaign_views.campaign_figures import Campaign, run_notes
 from powerd_analytics.campaigns.campaign_file import design_of
 from powerd_analytics.campaigns.design import Design, Item
 from powerd_analytics.campaigns.executors import submit_blocks
-from powerd_analytics.campaigns.journal import NAME, Discard, Journal, Result, read_history
+from powerd_analytics.campaigns.journal import NAME, Discard, History, Journal, Result, read_history
 from powerd_analytics.campaigns.runner import Blocks, Runner, begin
 from powerd_analytics.campaigns.simulated import Simulated
 from powerd_core.errors import ConfigError, PeerError, RunFileError
@@ -438,3 +438,13 @@ def test_without_submitit_it_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "submitit", None)
     with pytest.raises(ConfigError, match="submitit is not installed.*pip install"):
         submit_blocks(design(executor={"kind": "submitit"}), tmp_path / "c.toml", tmp_path, [])
+
+
+def test_a_block_behind_another_plans_no_less_than_what_is_done():
+    """A job of Slurm runs one block: its progress counts what the blocks before it did."""
+    of, history = design(repeats={"min": 2}), History()
+    for item in Blocks(of, only=0).next_block(history):
+        history.take({"event": "verified", "item": item.key, "result": result(1.0, 1.0).document, "took_s": 1.0})
+    cells = len(of.cells())
+    assert history.done == cells
+    assert Blocks(of, only=1).planned(history) == 2 * cells
