@@ -444,7 +444,7 @@ def test_a_block_behind_another_plans_no_less_than_what_is_done():
     """A job of Slurm runs one block: its progress counts what the blocks before it did."""
     of, history = design(repeats={"min": 2}), History()
     for item in Blocks(of, only=0).next_block(history):
-        history.take({"event": "verified", "item": item.key, "result": result(1.0, 1.0).document, "took_s": 1.0})
+        history.take({"event": "verified", "item": item.key, "result": result(1.0, 1.0).document(), "took_s": 1.0})
     cells = len(of.cells())
     assert history.done == cells
     assert Blocks(of, only=1).planned(history) == 2 * cells
