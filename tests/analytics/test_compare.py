@@ -4,6 +4,7 @@ import csv
 import functools
 import io
 import math
+import re
 
 import numpy as np
 import pytest
@@ -351,3 +352,39 @@ def test_a_batch_of_unknown_size_is_not_compared_with_another(of, tmp_path):
     unknown = one_run(tmp_path / "unknown.h5", batches=(None,), iterations=8)
     with pytest.raises(AnalysisError, match="compared by the sample"):
         compare(samples(of["a", 64]), read_samples([unknown]))
+
+
+@pytest.fixture(scope="module")
+def change(tmp_path_factory):
+    """Runs of a main branch, and of a change that takes 6 % more."""
+    folder = tmp_path_factory.mktemp("change")
+    for side, scale in (("main", 1.0), ("change", 1.06)):
+        (folder / side).mkdir()
+        for i in range(3):
+            one_run(folder / side / f"{i}.h5", scale, (64,), 40, accuracy=GAIN, noise_w=1.0, seed=10 * len(side) + i)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("sides", "limit", "status"),
+    [
+        (("main", "change"), "3%", 1),
+        (("main", "change"), "7", 0),
+        (("change", "main"), "3%", 0),
+        (("main", "change"), "", 0),
+    ],
+)
+def test_a_gate_fails_where_joules_rose_by_more_than_the_limit(change, capsys, sides, limit, status):
+    words = ("--fail-above", limit) if limit else ()
+    code, out, err = joules(capsys, "compare", *(change / side for side in sides), *words)
+    assert code == status
+    assert "J/batch" in out
+    assert ("rose by" in err) == bool(status)
+    if status:
+        share = float(re.search(r"rose by (\S+) ±", err)[1])
+        assert share == pytest.approx(6, abs=1)
+
+
+@pytest.mark.parametrize("limit", ["three", "-1%", "nan", "3%%"])
+def test_a_limit_that_is_none_is_refused(change, capsys, limit):
+    assert "--fail-above" in refused(capsys, "compare", change / "main", change / "change", f"--fail-above={limit}")

@@ -17,6 +17,7 @@ from cyclopts import Parameter
 
 from powerd_analytics.cli import shared
 from powerd_analytics.output.terminal import LateProgress
+from powerd_analytics.output.text import parsed
 from powerd_core.errors import AnalysisError, ConfigError
 from powerd_core.text import printable
 
@@ -290,8 +291,11 @@ def compare(
         list[str] | None,
         Parameter(negative="", help="A setting or attribute in which rows need not agree. May be repeated."),
     ] = None,
+    fail_above: Annotated[
+        str, Parameter(help="End with status 1 where joules rose by more than that, as 3%, and by more than U95.")
+    ] = "",
     overwrite: shared.Overwrite = False,
-) -> None:
+) -> int:
     """Say what differs between runs by more than chance.
 
     That is joules and seconds a batch, of two runs or two campaigns of them; of a
@@ -311,10 +315,13 @@ def compare(
       joules compare runs/32 runs/64 runs/128
 
       joules compare runs/sgd runs/adam --ignore batch_size
+
+      joules compare main/ change/ --fail-above 3%
     """
     from powerd_analytics.frame.index import run_files
     from powerd_analytics.views import compare as comparing
 
+    percent = _per_cent(fail_above)
     sides = (a, b, *others)
     if len(sides) > len(comparing.LETTERS):
         raise ConfigError(f"{len(sides)} sides: at most {len(comparing.LETTERS)} can be compared")
@@ -334,6 +341,23 @@ def compare(
         comparison = comparing.compare(samples[0], samples[1], ignore or (), *samples[2:])
         table = comparing.comparison_table(comparison, *map(str, sides))
     shared.put_out(shared.tables_text([table], format, output), output, overwrite)
+    risen = comparing.risen(comparison, percent) if percent is not None else []
+    for text in risen:
+        print(printable(f"joules compare: {text}"), file=sys.stderr)
+    return 1 if risen else 0
+
+
+def _per_cent(text: str) -> float | None:
+    """Of ``3%``; None without one. Raises `ConfigError`."""
+    if not text:
+        return None
+    number = parsed(text.strip().removesuffix("%"))
+    if number is None or not 0 <= number < MOST_PER_CENT:
+        raise ConfigError(f"--fail-above {printable(text, limit=40)}: write per cent, as in 3%")
+    return number
+
+
+MOST_PER_CENT = 1000.0
 
 
 def uncertainty(

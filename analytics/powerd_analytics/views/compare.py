@@ -729,6 +729,25 @@ def verdict(d: Difference) -> str:
     return f"{LETTERS[d.other]} {'more' if d.change > 0 else 'less'}"
 
 
+def risen(comparison: Comparison, percent: float) -> list[str]:
+    """What a gate refuses, a sentence each: joules that rose by more than so many per cent, where that is told from
+    chance and is more than its U95."""
+    return [
+        f"{_named(comparison.names, d)} rose by {d.change_percent:.3g} ± {d.u95_percent:.2g} %, more than {percent:g} %"
+        for d in comparison.rows
+        if d.is_joules
+        and d.is_distinguishable
+        and d.change_percent is not None
+        and d.u95_percent is not None
+        and d.change_percent > max(percent, d.u95_percent)
+    ]
+
+
+def _named(names: Sequence[str], d: Difference) -> str:
+    parts = [str(value) for name, value in zip(names, d.key, strict=True) if value is not None and name != "kind"]
+    return f"{d.heading} of {', '.join(parts)}"
+
+
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 """The sides."""
 
