@@ -23,8 +23,8 @@ def number_of(record: Mapping[str, Cell], name: str) -> float | None:
 
 
 _BY_TIME = ("s_per_batch", "samples_per_s", "s_per_sample", "s_per_training", "time_s")
-VALUES = (*_BY_TIME, "power_w", "energy_j", "edp_js", "j_per_batch", "j_per_sample", "edp_per_sample_js",
-          "j_per_training", "gflops_per_w")  # fmt: skip
+VALUES = (*_BY_TIME, "power_w", "energy_j", "edp_js", "j_per_batch", "j_per_sample", "j_per_token",
+          "edp_per_sample_js", "j_per_training", "gflops_per_w")  # fmt: skip
 """Columns that are figures: a cell of a pivot can hold them."""
 
 

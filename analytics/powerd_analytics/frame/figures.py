@@ -223,6 +223,14 @@ _COLUMNS = (
             meaning="j_per_batch over the samples of a batch; of ranks that are added up, over all their batches"),
     _Column("samples_per_j", "number", "1/J", repeats="again", parts="again", heading="samples/J", sign="≤",
             meaning="one over that"),
+    _Column("tokens_per_sample", "number", "1", repeats="mean", parts="mean of all",
+            meaning="attribute of the phases: tokens of one sample"),
+    _Column("tokens_per_s", "number", "1/s", repeats="again", parts="again", heading="tokens/s",
+            meaning="samples_per_s x tokens_per_sample"),
+    _Column("j_per_token", "number", "J", repeats="again", parts="again", heading="J/token", sign="≥",
+            meaning="j_per_sample / tokens_per_sample"),
+    _Column("tokens_per_j", "number", "1/J", repeats="again", parts="again", heading="tokens/J", sign="≤",
+            meaning="one over that"),
     _Column("s_per_sample", "number", "s", repeats="again", parts="again", heading="s/sample",
             meaning="s_per_batch over the same"),
     _Column("edp_per_sample_js", "number", "J s", repeats="again", parts="again", heading="EDP/sample (J s)", sign="≥",
@@ -543,6 +551,10 @@ def worked_out(frame: Frame) -> Frame:
     j, s = floats(frame, "j_per_sample"), floats(frame, "s_per_sample")
     frame["edp_per_sample_js"] = j * s
     frame["samples_per_j"] = np.divide(1.0, j, where=j > 0, out=np.full(len(frame), np.nan))
+    tokens = floats(frame, "tokens_per_sample")
+    frame["tokens_per_s"] = floats(frame, "samples_per_s") * tokens
+    frame["j_per_token"] = np.divide(j, tokens, where=tokens > 0, out=np.full(len(frame), np.nan))
+    frame["tokens_per_j"] = frame["samples_per_j"] * tokens
     parts = [floats(frame, f"u_{part}_j") for part in ("statistical", "systematic")]
     is_unknown = np.isnan(parts[0]) & np.isnan(parts[1])
     freedom = np.nan_to_num(floats(frame, "degrees_of_freedom"), nan=np.inf)
@@ -942,6 +954,7 @@ def _stated(attributes: Mapping[str, Any], setting: Enforced | None = None) -> d
         "gpus": round(gpus) if gpus else None,
         "power_cap_asked_w": number(attributes, "power_cap_w"),
         "power_cap_in_run": None if cap is None else str(cap),
+        "tokens_per_sample": number(attributes, "tokens_per_sample"),
         "operations_per_sample": number(attributes, OPERATIONS),
         "operations_executed_per_sample": number(attributes, EXECUTED),
         **others,

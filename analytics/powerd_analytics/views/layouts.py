@@ -48,9 +48,10 @@ if TYPE_CHECKING:
 _WH = Column("energy_wh", "number", "Wh", heading="Wh", sign="≥")
 _OF_ONE_RUN = (
     ("phases", "Phases", ("phase",), ("phase", "device", "n", "s_per_batch", "sd_s", "j_per_batch", "u95_j",
-      "sd_j", "power_w", "samples_per_s", "j_per_sample", "samples_per_j", "is_lower_bound", "note")),
+      "sd_j", "power_w", "samples_per_s", "j_per_sample", "samples_per_j", "tokens_per_s", "j_per_token", "tokens_per_j",
+      "is_lower_bound", "note")),
     ("totals", "Totals", ("total",), ("device", "iterations", "time_s", "energy_j", "u95_j", "energy_wh", "power_w",
-      "edp_js", "ed2p_js2", "eds", "samples_per_s", "j_per_sample", "samples_per_j", "gflops_per_w",
+      "edp_js", "ed2p_js2", "eds", "samples_per_s", "j_per_sample", "samples_per_j", "tokens_per_s", "j_per_token", "tokens_per_j", "gflops_per_w",
       "gflops_per_w_executed", "rest_j", "rest_u95_j", "is_lower_bound", "note")),
     ("run", "Run: phases + rest = whole", ("run",), ("device", "time_s", "energy_j", "u95_j", "energy_wh",
       "power_w", "phases_j", "rest_j", "rest_u95_j", "missing_s", "is_lower_bound", "note")),
@@ -249,7 +250,8 @@ def field_tables(
     spread = ["s_per_batch_min", "s_per_batch_max"] if figures["machines"].notna().any() else []
     clocks = _measured_clocks(means)
     time = ["s_per_batch", "u95_s_per_batch", *spread, "samples_per_s", *clocks]
-    energy = ["j_per_batch", "u95_j_per_batch", "power_w", *clocks]
+    of_tokens = ["j_per_token", "u95_j_per_token"] if figures["j_per_token"].notna().any() else []
+    energy = ["j_per_batch", "u95_j_per_batch", *of_tokens, "power_w", *clocks]
     if is_whole:
         time.append("s_per_training")
         energy += ["j_per_training", "u95_j_per_training", *factors.columns]
@@ -277,6 +279,8 @@ def _totals(means: Frame, factors: Factors, *, is_whole: bool) -> Table:
     compared = totals["batch_size"].notna() | totals["batch_size"].isna().all()
     is_equal = is_whole or bool((work[compared].groupby(totals["model"].fillna("")).nunique() <= 1).all())
     figures = [*_OF_TRAINING, *factors.columns] if is_equal else ["iterations", *_OF_A_SAMPLE]
+    if totals["j_per_token"].notna().any():
+        figures += ["tokens_per_s", "j_per_token", "u95_j_per_token"]
     figures += ["samples_per_s", "gflops_per_w", "u95_gflops_per_w", "gflops_basis"]
     figures += _measured_clocks(totals) + (["verdict"] if totals["is_held"].fillna(False).any() else [])
     notes = factors.notes

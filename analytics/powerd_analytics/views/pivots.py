@@ -44,7 +44,7 @@ class PivotRequest:
 _APART = ("model", "phase", "batch_size", "gpus", "device_name", "device", "power_cap_w",
           *(n for n in FACTORS if n not in ("kind", "provenance", "rank")), "iterations", "run")  # fmt: skip
 """Columns in which the rows of one cell must not differ, most telling first."""
-_OF_A_BATCH = ("s_per_batch", "samples_per_s", "j_per_batch", "power_w", "gflops_per_w", "j_per_sample",
+_OF_A_BATCH = ("s_per_batch", "samples_per_s", "j_per_batch", "power_w", "gflops_per_w", "j_per_sample", "j_per_token",
                "s_per_sample", "edp_per_sample_js")  # fmt: skip
 """Figures in which runs with other numbers of batches are repeats."""
 _NO_AXES = ("kind", "u95_j", "u_statistical_j", "u_systematic_j", "note", *VALUES)
