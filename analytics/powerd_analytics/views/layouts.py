@@ -47,12 +47,12 @@ if TYPE_CHECKING:
 
 _WH = Column("energy_wh", "number", "Wh", heading="Wh", sign="≥")
 _OF_ONE_RUN = (
-    ("phases", "Phases", ("phase",), ("phase", "device", "n", "s_per_batch", "sd_s", "j_per_batch", "u95_j",
-      "sd_j", "power_w", "samples_per_s", "j_per_sample", "samples_per_j", "tokens_per_s", "j_per_token", "tokens_per_j",
+    ("phases", "Phases", ("phase",), ("phase", "device", "n", "s_per_batch", "sd_s", "j_per_batch", "u95_j", "sd_j",
+      "power_w", "samples_per_s", "j_per_sample", "samples_per_j", "tokens_per_s", "j_per_token", "tokens_per_j",
       "is_lower_bound", "note")),
     ("totals", "Totals", ("total",), ("device", "iterations", "time_s", "energy_j", "u95_j", "energy_wh", "power_w",
-      "edp_js", "ed2p_js2", "eds", "samples_per_s", "j_per_sample", "samples_per_j", "tokens_per_s", "j_per_token", "tokens_per_j", "gflops_per_w",
-      "gflops_per_w_executed", "rest_j", "rest_u95_j", "is_lower_bound", "note")),
+      "edp_js", "ed2p_js2", "eds", "samples_per_s", "j_per_sample", "samples_per_j", "tokens_per_s", "j_per_token",
+      "tokens_per_j", "gflops_per_w", "gflops_per_w_executed", "rest_j", "rest_u95_j", "is_lower_bound", "note")),
     ("run", "Run: phases + rest = whole", ("run",), ("device", "time_s", "energy_j", "u95_j", "energy_wh",
       "power_w", "phases_j", "rest_j", "rest_u95_j", "missing_s", "is_lower_bound", "note")),
     ("above_idle", "Above idle, beside the whole", ("phase", "total", "run"), ("what", "device", "joules", "idle_w",
