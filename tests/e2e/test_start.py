@@ -183,3 +183,14 @@ except SystemExit:
     done = call([sys.executable, "-c", code, str(run)], None)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("kind,")
+
+
+def test_the_first_page_fits_a_terminal_and_the_second_has_all_commands():
+    from powerd_analytics.cli.all_commands import COMMANDS, FIRST, overview, whole_overview
+
+    lines = overview().splitlines()
+    assert len(lines) <= 24
+    assert max(map(len, lines)) <= 80
+    assert all(any(line.startswith(f"  {name} ") for line in lines) for name in (*FIRST, "--help-all"))
+    every = [name for commands in COMMANDS.values() for name in commands]
+    assert all(f"\n  {name} " in whole_overview() for name in every)

@@ -38,7 +38,13 @@ COMMANDS = {
     "Other": {"completion": ("app:completion", "Print a script with which the tab key completes commands.")},
 }
 """Module, function and the first line of its docstring, by group in the order of the overview."""
-OPTIONS = {"--help (-h)": "Display this message and exit.", "--version": "Display application version."}
+FIRST = ("record", "top", "tables", "plot", "report", "compare", "campaign", "optimise", "info", "import")
+"""What most people need: `joules --help` shows these."""
+OPTIONS = {
+    "--help (-h)": "Display this message and exit.",
+    "--help-all": "Display all commands.",
+    "--version": "Display application version.",
+}
 ABOUT = """\
 Joules for every phase of deep-learning training.
 
@@ -59,7 +65,19 @@ def version() -> str:
 
 
 def overview() -> str:
-    """What `joules --help` prints: all commands, each with its line."""
+    """What `joules --help` prints: the commands that most people need, within 24 lines."""
+    lines = {name: text for commands in COMMANDS.values() for name, (_, text) in commands.items()}
+    width = max(map(len, OPTIONS))
+    shown = {name: lines[name] for name in FIRST} | OPTIONS
+    about = ABOUT.partition("\n")[0]
+    return "\n".join([
+        "Usage: joules COMMAND", "", about, "", *(f"  {name:{width}}  {text}" for name, text in shown.items()), "",
+        "For example:  joules record -o run.h5 -- python train.py", "              joules tables run.h5",
+    ])  # fmt: skip
+
+
+def whole_overview() -> str:
+    """What `joules --help-all` prints: all commands, each with its line."""
     lines = ["Usage: joules COMMAND", "", ABOUT]
     for group, commands in COMMANDS.items():
         shown = {name: text for name, (_, text) in commands.items()} | (OPTIONS if group == "Other" else {})

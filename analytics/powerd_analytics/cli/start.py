@@ -71,10 +71,13 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _run(command: str, arguments: list[str]) -> int:
     """The exit status. Raises what the commands do."""
-    from powerd_analytics.cli.all_commands import overview, version
+    from powerd_analytics.cli.all_commands import overview, version, whole_overview
 
     if arguments in ([], ["--help"], ["-h"]):
         print(overview())
+        return 0
+    if arguments == ["--help-all"]:
+        print(whole_overview())
         return 0
     if arguments == ["--version"]:
         print(version())
