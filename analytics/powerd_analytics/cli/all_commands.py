@@ -4,7 +4,7 @@ COMMANDS = {
     "Record": {
         "record": ("runs:record", "Record any command, and the phases that it marks."),
         "top": ("runs:top", "Show watts, joules and the current phase while a run goes on."),
-        "campaign": ("campaign:campaign", "Measure many settings by one file, in an order that forgives drift."),
+        "campaign": ("campaign:campaign", "Measure many settings by one file, whatever drifts meanwhile."),
         "import": ("runs:import_", "Make a run file of CSVs that another meter wrote."),
     },
     "Look": {

@@ -35,7 +35,7 @@ Url = Annotated[list[str] | None, Parameter(negative="", help="A running powerd;
 
 campaign = App(
     name="campaign",
-    help="""Measure many settings by one file, in an order that forgives drift.
+    help="""Measure many settings by one file, whatever drifts meanwhile.
 
 For example:
 
