@@ -91,8 +91,7 @@ def job_of(environment: Mapping[str, str], groups: str = "") -> JobIdentity | No
             user = user or _first(environment, ("USER", "LOGNAME"))
             return JobIdentity(scheduler.name, told, name, user, account, partition, step)
     if pod := _POD.search(groups):
-        names = (("POD_NAME", "HOSTNAME"), ("POD_NAMESPACE",))
-        name, namespace = (_first(environment, of) for of in names)
+        name, namespace = _first(environment, ("POD_NAME", "HOSTNAME")), _first(environment, ("POD_NAMESPACE",))
         return JobIdentity("kubernetes", pod[1].replace("_", "-"), name, partition=namespace)
     if job := _SLURM_GROUP.search(groups):
         return JobIdentity("slurm", job[1])
