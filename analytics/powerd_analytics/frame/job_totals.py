@@ -183,7 +183,8 @@ def phase_totals(files: Sequence[str], index: Path, request: JobRequest) -> Tabl
     keys = [name for name in request.by if name not in ("node", "device", "day", "week", "month")]
     if len(keys) < len(request.by):
         raise ConfigError("phases are of whole jobs: with --index, --by takes job, name, user, account and partition")
-    known = ask('SELECT DISTINCT id, job, name, "user", account, partition FROM read_parquet(?)', files)
+    sql = "SELECT DISTINCT id, job, name, \"user\", account, partition FROM read_parquet(?) WHERE id <> ''"
+    known = ask(sql, files)
     of_id = {row["id"]: row for row in known}
     opened = open_index(index)
     rows = opened.table(("kind", "job_id", "phase_path", "device", "provenance", "n", "j_per_batch")).to_pylist()

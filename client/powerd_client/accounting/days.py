@@ -46,6 +46,8 @@ _SECONDS = pa.schema(
     ],
     metadata={b"powerd-accounting": VERSION},
 )  # fmt: skip
+_ENCODINGS = dict.fromkeys(("energy_j", "u95_j"), "BYTE_STREAM_SPLIT") | {"second": "DELTA_BINARY_PACKED"}
+"""Of columns that no dictionary makes small: noise is left in one of a number's four bytes."""
 _TEXTS = ("scheduler", "id", "name", "user", "account", "partition", "step", "gpus", "exit", "origin")
 _NUMBERS = (
     "energy_j", "u_shared_j", "u_random_j", "time_s", "missing_s", "idle_j", "idle_s", "idle_known_s",
@@ -115,7 +117,7 @@ def _export(store: Store, folder: Path, node: str, day: int) -> None:
         rows.execute("INSERT OR REPLACE INTO exports VALUES (?, ?)", (day, number + 1))
 
 
-def _devices_of(store: Store, day: int) -> Iterator[list[tuple[Any, ...]]]:
+def _devices_of(store: Store, day: int) -> Iterator[Sequence[tuple[Any, ...]]]:
     """The rows of each device and provenance in turn, by second."""
     of_day = "second >= ? AND second < ?"
     between = (day * DAY_S, (day + 1) * DAY_S)
@@ -125,17 +127,15 @@ def _devices_of(store: Store, day: int) -> Iterator[list[tuple[Any, ...]]]:
         yield store.rows.execute(own, (*between, device, provenance)).fetchall()
 
 
-def write_seconds(place: Path, node: str, devices: Iterator[list[tuple[Any, ...]]]) -> None:
+def write_seconds(place: Path, node: str, devices: Iterable[Sequence[tuple[Any, ...]]]) -> None:
     """A file with a row group for each device: rows as the table ``seconds`` has them."""
-    encodings = dict.fromkeys(("energy_j", "u95_j"), "BYTE_STREAM_SPLIT") | {"second": "DELTA_BINARY_PACKED"}
+    words = [name for name in _SECONDS.names if name not in _ENCODINGS]
     with whole_output(place) as partial:
-        with pq.ParquetWriter(
-            partial, _SECONDS, compression="zstd", compression_level=9, column_encoding=encodings,
-            use_dictionary=[name for name in _SECONDS.names if name not in encodings],
-        ) as writer:  # fmt: skip
+        options = {"compression": "zstd", "compression_level": 9}
+        with pq.ParquetWriter(partial, _SECONDS, column_encoding=_ENCODINGS, use_dictionary=words, **options) as file:
             for rows in devices:
                 second, *others = zip(*_rounded(rows), strict=True)
-                writer.write_table(_table(_SECONDS, (second, (node,) * len(rows), *others)))
+                file.write_table(_table(_SECONDS, (second, (node,) * len(rows), *others)))
         _sync(partial)
     _sync(place.parent)
 
