@@ -3,8 +3,11 @@
 import json
 import os
 import sqlite3
+import subprocess
+import time
 from array import array
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -521,3 +524,23 @@ def test_the_command_line(tmp_path):
     assert (given.url, given.folder, given.retention_days) == ("tcp://board:7360", tmp_path, 30)
     with pytest.raises(ConfigError):
         arguments(["ipc://"])
+
+
+def test_slurms_prolog_and_epilog_leave_what_is_read(tmp_path):
+    folder = Path(__file__).parents[2] / "powerd/deploy/slurm"
+    of = {"PATH": os.environ["PATH"], "POWERD_SPOOL": str(tmp_path / "spool"), "SLURM_JOB_ID": "7"}
+    name = "a 'job'\nof \"mine\"; rm -rf $HOME"
+    before_ns, book = time.time_ns(), JobBook()
+    subprocess.run([folder / "prolog.sh"], env=of | {"SLURM_JOB_GPUS": "1", "SLURM_JOB_NAME": name}, check=True)
+    book.read_spool(tmp_path / "spool")
+    (job,) = book.running()
+    assert (job.devices, job.identity.name) == (("gpu1",), name.replace("\n", "\\n"))
+    assert before_ns <= job.begin_ns <= time.time_ns()
+    os.utime(next((tmp_path / "spool").iterdir()), (0, 0))
+    subprocess.run([folder / "epilog.sh"], env=of | {"SLURM_JOB_EXIT_CODE": "0"}, check=True)
+    book.read_spool(tmp_path / "spool")
+    assert (book.running(), job.exit) == ([], "0")
+    assert len(list((tmp_path / "spool").iterdir())) == 1  # an old event is deleted by who wrote it
+    subprocess.run(
+        [folder / "prolog.sh"], env=of | {"POWERD_SPOOL": "/dev/null/x"}, check=True, stderr=subprocess.DEVNULL
+    )
