@@ -212,8 +212,7 @@ def _by_line(stream: StreamSeconds, frames: Sequence[Block]) -> Iterator[tuple[F
     """The readings of each line, of all blocks together."""
     if not stream.lines:
         return
-    blocks = [arrays_of(block, stream.stream) for block in frames]
-    arrays = {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
+    arrays = arrays_of(frames, stream.stream)
     for i, line in enumerate(stream.stream.lines):
         if (followed := stream.lines.get(line.name)) is None:
             continue
@@ -260,8 +259,8 @@ def _rows(signal: Signal, offset_ns: int, cuts_ns: Ints) -> LineSeconds:
     if not signal.is_counter:
         # Power that steps once, anywhere between two readings: the straight line is off by a rectangle.
         variance = np.where(is_out, 0.0, (np.diff(signal.value) * dt_ns * 1e-9) ** 2 / 12)
-    for i in np.flatnonzero(is_hole & ~is_out & ~signal.broken):
-        variance[i] += float(integral.between(t_ns[i], t_ns[i + 1])) ** 2 / 3
+    bridged = np.flatnonzero(is_hole & ~is_out & ~signal.broken)
+    variance[bridged] += integral.between(t_ns[bridged], t_ns[bridged + 1]) ** 2 / 3
     return LineSeconds(
         signal.line,
         edges[:-1],

@@ -239,7 +239,7 @@ class LiveBoard:
                 # A counter has counted on meanwhile.
                 line.is_after_loss = line.last is not None and line.line.quantity != "energy_j"
             return
-        arrays = arrays_of(event, stream)
+        arrays = arrays_of((event,), stream)
         for i, name in enumerate(line.name for line in stream.lines):
             own = self.lines[name]
             t_ns = arrays["t_ns"] + arrays["dt_ns"][:, i]
