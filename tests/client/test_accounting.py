@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from powerd_client.accounting.jobs import NOBODY, PROCESSES, CpuTimes, HeldJob, JobBook
-from powerd_client.accounting.seconds import BRIDGED_NS, SECOND_NS, SecondsIntegral, position_of, restore
-from powerd_client.accounting.service import MODELLED_SHARE, arguments, parts_of, wanted_lines
+from powerd_client.accounting.jobs import NOBODY, PROCESSES, CpuTimes, HeldJob, JobBook, began_utc_ns
+from powerd_client.accounting.seconds import BRIDGED_NS, SECOND_NS, Reported, SecondsIntegral, position_of, restore
+from powerd_client.accounting.service import MODELLED_SHARE, arguments, parts_of, told_states, wanted_lines
 from powerd_client.accounting.store import DAY_S, NAME, SHARE, WHOLE, Part, State, Store
 from powerd_client.host.job_identity import JobIdentity
 from powerd_client.signals.signal import Readings, RunLine, make_signal
@@ -351,9 +351,12 @@ def test_without_a_prolog_the_programs_on_a_gpu_say_it():
     book.see({"gpu0": [job]}, UTC_NS)
     book.see({"gpu0": [job], "gpu1": [job]}, UTC_NS + 5 * SECOND_NS)
     book.see({}, UTC_NS + 20 * SECOND_NS)  # between two programs of a job
+    book.see({"gpu2": [JobIdentity("pbs", "4")]}, UTC_NS + 25 * SECOND_NS, {"pbs 4": UTC_NS + 22 * SECOND_NS})
+    assert book.cuts("gpu2").tolist() == [UTC_NS + 22 * SECOND_NS]
     assert book.holders("gpu1", UTC_NS + 20 * SECOND_NS) == ("pbs 3",)
     book.see({}, UTC_NS + 60 * SECOND_NS)
-    (known,) = book.take_changed()
+    known, _ = sorted(book.take_changed(), key=lambda job: job.key)
+    assert abs(began_utc_ns(os.getpid()) - time.time_ns()) < 10**12
     assert (known.origin, known.end_ns, known.devices) == (PROCESSES, UTC_NS + 5 * SECOND_NS, ("gpu0", "gpu1"))
     book.forget(UTC_NS + 10**14)
     assert book.jobs == {}
@@ -418,6 +421,21 @@ def test_only_what_counts_is_asked_for():
     assert {r.line.name: r.value.tolist() for r in reported} == {
         "gpu0.power_limit": [300, 250], "gpu0.clock_events": [300, 250],
     }  # fmt: skip
+
+
+def test_what_channels_say_is_put_in_the_order_of_time():
+    def said(name, kind, *values):
+        line = Line(f"gpu0.{name}", "gpu0", QuantityConversion("code", kind, 1.0), Provenance.MEASURED)
+        stream = Stream(1, "s", (Column("code", "I"),), (line,), PERIOD_NS, {"bits": {line.name: {"gpu_idle": 4}}})
+        t_ns = UTC_NS + np.arange(len(values)) * SECOND_NS
+        return Reported(RunLine.of(line, stream, "b"), t_ns, np.array(values, float))
+
+    reported = [said("power_limit", "power_limit_w", 250, 250, 300), said("clock_events", "clock_events_bits", 4, 8, 8)]
+    states, second = {"gpu0": State(None, None, "ana")}, UTC_NS // SECOND_NS
+    told = list(told_states(reported, states))
+    assert [entry[1] - second for entry in told] == [0, 0, 1, 2]
+    assert told[2][2] == State(250.0, False, "ana")
+    assert states["gpu0"] == State(300.0, False, "ana")
 
 
 # -- files -------------------------------------------------------------------------------------------------------------

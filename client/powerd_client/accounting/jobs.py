@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import time
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
@@ -18,6 +19,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from powerd_client.host.hostclock import started
 from powerd_client.host.job_identity import JobIdentity, gpus_of, job_of, read_environment
 from powerd_client.host.ownership import read_small
 
@@ -79,6 +81,8 @@ class JobBook:
     _shares: list[tuple[int, dict[str, float]]] = field(default_factory=list)
     """Until a moment: the share of the processor's time that each job had since the one before."""
     _files: set[str] = field(default_factory=set)
+    _looked_ns: int = 1 << 62
+    """When the driver was asked last."""
 
     def add(self, jobs: Iterable[HeldJob]) -> None:
         """Those that a store has."""
@@ -130,8 +134,11 @@ class JobBook:
             job.end_ns, job.exit = t_ns, next((environment[name] for name in _EXITS if name in environment), "")
             self.changed.add(job.key)
 
-    def see(self, on: Mapping[str, Iterable[JobIdentity]], t_ns: int) -> None:
-        """The jobs whose programs the driver lists on each device now. A prolog that told of a job knows better."""
+    def see(
+        self, on: Mapping[str, Iterable[JobIdentity]], t_ns: int, began_ns: Mapping[str, int] | None = None
+    ) -> None:
+        """The jobs whose programs the driver lists on each device now, and when the first of these began: a job that is
+        new begins then, at most as long ago as the last look. A prolog that told of a job knows better."""
         devices: dict[str, set[str]] = {}
         identities: dict[str, JobIdentity] = {}
         for device, jobs in on.items():
@@ -141,7 +148,8 @@ class JobBook:
         for key, identity in identities.items():
             job = self.jobs.get(key)
             if job is None:
-                self._set(HeldJob(identity, tuple(sorted(devices[key])), t_ns, None, t_ns, "", PROCESSES))
+                begin_ns = max((began_ns or {}).get(key, t_ns), min(self._looked_ns, t_ns))
+                self._set(HeldJob(identity, tuple(sorted(devices[key])), begin_ns, None, t_ns, "", PROCESSES))
             elif job.origin == PROCESSES:
                 more = devices[key] - set(job.devices)
                 job.devices, job.seen_ns, job.end_ns = (*job.devices, *sorted(more)), t_ns, None
@@ -150,6 +158,7 @@ class JobBook:
             if job.origin == PROCESSES and job.key not in identities and t_ns - job.seen_ns > _GONE_NS:
                 job.end_ns = job.seen_ns
                 self.changed.add(job.key)
+        self._looked_ns = t_ns
 
     def share(self, cpu_s: Mapping[str, float], busy_s: float, until_ns: int) -> None:
         """What each job had of the ``busy_s`` seconds of all processors since the moment before."""
@@ -181,6 +190,14 @@ class JobBook:
             return {}
         place = bisect_right(self._shares, t_ns, key=lambda share: share[0])
         return self._shares[min(place, len(self._shares) - 1)][1]
+
+
+def began_utc_ns(pid: int) -> int:
+    """When a process began (proc(5), starttime); now where it has ended."""
+    ticks = started(pid)
+    if ticks is None:
+        return time.time_ns()
+    return time.time_ns() - time.clock_gettime_ns(time.CLOCK_BOOTTIME) + int(ticks) * 1_000_000_000 // _TICKS_HZ
 
 
 def is_processor(device: str) -> bool:

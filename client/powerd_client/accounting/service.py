@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import zmq
 
-from powerd_client.accounting.jobs import NOBODY, CpuTimes, JobBook, is_processor
+from powerd_client.accounting.jobs import NOBODY, CpuTimes, JobBook, began_utc_ns, is_processor
 from powerd_client.accounting.seconds import SECOND_NS, LineSeconds, Reported, SecondsIntegral
 from powerd_client.accounting.store import ALONE, SHARE, WHOLE, Part, State, Store
 from powerd_client.host.hostclock import take_anchor
@@ -62,7 +62,7 @@ class Settings:
     spool: Path
     node: str
     keys: Path | None = None
-    publish_s: float = 300.0
+    publish_s: float = 900.0
     retention_days: int = 400
     quota_mb: float = 2000.0
 
@@ -180,13 +180,15 @@ class Session:
             self._book.read_spool(self._settings.spool)
         elif self._driver is not None:
             on: dict[str, list[JobIdentity]] = {}
+            began_ns: dict[str, int] = {}
             for device, processes in self._driver.look().items():
                 for process in processes:
                     job = job_of_process(process.pid)
                     if job is not None:
                         on.setdefault(device, []).append(job)
+                        began_ns[job.key] = min(began_ns.get(job.key, now_utc_ns), began_utc_ns(process.pid))
                         self._cpu.see(job.key, process.pid)
-            self._book.see(on, now_utc_ns)
+            self._book.see(on, now_utc_ns, began_ns)
         description = self.link.description
         if description is not None and any(is_processor(device.name) for device in description.devices):
             used = self._cpu.used(self._book.running())
@@ -195,10 +197,7 @@ class Session:
 
     def _changed(self, reported: Sequence[Reported]) -> Iterator[tuple[str, int, State]]:
         """States of devices by the auxiliary channels and the leases, with the second from which each holds."""
-        for own in reported:
-            for second, change in _changes(own):
-                state = self._states[own.line.device] = replace(self._states.get(own.line.device, State()), **change)
-                yield own.line.device, second, state
+        yield from told_states(reported, self._states)
         leases = self._held()
         for device in leases.keys() | self._leases.keys():
             if leases.get(device) != self._leases.get(device):
@@ -261,6 +260,15 @@ def parts_of(rows: LineSeconds, book: JobBook) -> Iterator[Part]:
         for job, weight in weights.items():
             sums = (weight * energy_j, weight * shared_j, weight**2 * random_j2, time_s, missing_s)
             yield Part(second, line.name, line.device, _SHARE_OF.get(kind, MODELLED_SHARE), job, SHARE, *sums)
+
+
+def told_states(reported: Sequence[Reported], states: dict[str, State]) -> Iterator[tuple[str, int, State]]:
+    """What auxiliary channels say of devices, with the second from which it holds, in order; ``states`` are those until
+    then, and then."""
+    told = [(second, own.line.device, change) for own in reported for second, change in _changes(own)]
+    for second, device, change in sorted(told, key=lambda entry: entry[:2]):
+        state = states[device] = replace(states.get(device, State()), **change)
+        yield device, second, state
 
 
 def _changes(reported: Reported) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -333,7 +341,7 @@ def arguments(words: Sequence[str] | None = None) -> Settings:
     )  # fmt: skip
     parser.add_argument("--node", default=os.uname().nodename, metavar="NAME", help="default: the host's name")
     parser.add_argument("--keys", type=Path, metavar="DIR", help="directory of keys, for a powerd that wants them")
-    parser.add_argument("--publish-s", type=float, default=300.0, metavar="S", help="files are renewed so often")
+    parser.add_argument("--publish-s", type=float, default=900.0, metavar="S", help="files are renewed so often")
     parser.add_argument("--retention-days", type=int, default=400, metavar="N", help="older days are deleted")
     parser.add_argument("--quota-mb", type=float, default=2000.0, metavar="MB", help="beyond it the oldest days go")
     given = parser.parse_args(words)
