@@ -35,8 +35,8 @@ Values = NDArray[np.float64]
 SECOND_NS = 1_000_000_000
 BRIDGED_NS = 1_000_000_000
 """A hole in a line of power that is longer is left out of the joules."""
-_MINUTE_NS = 60 * SECOND_NS
-"""What is left out comes in minutes: a night without powerd is no 30,000 rows."""
+_MINUTE_NS, _LONG_NS = 60 * SECOND_NS, 600 * SECOND_NS
+"""A hole that is longer than the second comes in minutes: a night without powerd is no 30,000 rows."""
 _MOST_EPOCHS = 4
 """Epochs whose late frames may still come; older ones are forgotten."""
 
@@ -47,7 +47,7 @@ class LineSeconds:
 
     line: RunLine
     begin_ns: Ints
-    """UTC since 1970; a piece ends within the same second (of a long hole: the same minute)."""
+    """UTC since 1970; a piece ends within the same second (of a hole of more than ten minutes: the same minute)."""
     energy_j: Values
     random_j2: Values
     """Variance of what the readings leave open between them, and in bridged holes. It differs from row to row."""
@@ -228,11 +228,11 @@ def _reported(line: RunLine, readings: Readings, offset_ns: int) -> Reported:
     return Reported(line, readings.t_ns[good] + offset_ns, value)
 
 
-def _edges(first_ns: int, last_ns: int, cuts_ns: Ints, coarse_ns: Ints) -> Ints:
-    """From ``first_ns`` to ``last_ns``, cut at whole seconds and at ``cuts_ns``; within the stretches ``coarse_ns``
-    [m, 2] at whole minutes instead of seconds."""
+def _edges(first_ns: int, last_ns: int, cuts_ns: Ints, holes_ns: Ints) -> Ints:
+    """From ``first_ns`` to ``last_ns``, cut at whole seconds and at ``cuts_ns``; within those of the holes [m, 2] that
+    are long at whole minutes instead of seconds."""
     seconds = np.arange(first_ns // SECOND_NS + 1, -(-last_ns // SECOND_NS)) * SECOND_NS
-    for begin_ns, end_ns in coarse_ns:
+    for begin_ns, end_ns in holes_ns[np.diff(holes_ns, axis=1)[:, 0] > _LONG_NS]:
         is_within = (seconds > begin_ns) & (seconds < end_ns) & (seconds - begin_ns > SECOND_NS)
         seconds = seconds[~is_within | (seconds % _MINUTE_NS == 0) | (end_ns - seconds <= SECOND_NS)]
     cuts_ns = cuts_ns[(cuts_ns > first_ns) & (cuts_ns < last_ns)]
@@ -247,8 +247,8 @@ def _rows(signal: Signal, offset_ns: int, cuts_ns: Ints) -> LineSeconds:
     is_out = is_hole & (dt_ns > BRIDGED_NS) & (not signal.is_counter)
     out = np.flatnonzero(is_out)
     first_ns, last_ns = int(t_ns[0]) + offset_ns, int(t_ns[-1]) + offset_ns
-    long_holes = np.flatnonzero(is_hole & (dt_ns > BRIDGED_NS))
-    edges = _edges(first_ns, last_ns, cuts_ns, np.stack([t_ns[long_holes], t_ns[long_holes + 1]], 1) + offset_ns)
+    holes = np.flatnonzero(is_hole)
+    edges = _edges(first_ns, last_ns, cuts_ns, np.stack([t_ns[holes], t_ns[holes + 1]], 1) + offset_ns)
     at = edges - offset_ns
     integral = signal.integral()
     upto_j = integral.between(t_ns[0], at)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import fcntl
 import os
 import signal
 import sqlite3
@@ -30,11 +31,11 @@ from powerd_client.accounting.store import ALONE, SHARE, WHOLE, Part, State, Sto
 from powerd_client.host.hostclock import take_anchor
 from powerd_client.host.job_identity import JobIdentity, job_of_process
 from powerd_client.host.log import tell
-from powerd_client.host.ownership import make_folder
+from powerd_client.host.ownership import make_folder, own_folder
 from powerd_client.journals.gpu_processes import DriverLists
 from powerd_client.journals.link import BoardLink, LinkMemory
 from powerd_client.knobs.control import connect
-from powerd_core.errors import PeerError, PowerdError
+from powerd_core.errors import ConfigError, PeerError, PowerdError
 from powerd_core.keys import PORT, control_url
 from powerd_core.lease import Request
 from powerd_core.model import Description, Provenance, QuantityConversion
@@ -147,6 +148,7 @@ class Session:
             for event, _ in frames:
                 self._integral.take(event)
         link.ask()
+        link.take_notes()  # of what is lost, which the next frames show
         try:
             while link.control.poll(0):
                 if (description := link.receive_control()) is not None:
@@ -288,7 +290,7 @@ def run(settings: Settings, is_over: threading.Event) -> None:
     """Session after session, until it ``is_over``. Raises `ConfigError`."""
     make_folder(settings.folder)
     said = ""
-    with zmq.Context() as context:
+    with zmq.Context() as context, _alone(settings.folder):
         while not is_over.is_set():
             try:
                 _session(settings, context, is_over)
@@ -299,6 +301,17 @@ def run(settings: Settings, is_over: threading.Event) -> None:
                     tell(text)
                 said = text
                 is_over.wait(_AGAIN_S)
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Two would count the same joules into one file."""
+    with own_folder(folder) as descriptor:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(f"{folder} is that of another powerd-accounting: name one of its own") from None
+        yield
 
 
 def _session(settings: Settings, context: zmq.Context[zmq.Socket[bytes]], is_over: threading.Event) -> None:

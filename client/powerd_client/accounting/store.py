@@ -10,6 +10,7 @@ Parquet (`powerd_client.accounting.days`).
 from __future__ import annotations
 
 import json
+import math
 import secrets
 import sqlite3
 from bisect import bisect_right
@@ -110,7 +111,8 @@ class _Second:
     shared_j2: float = 0.0
     random_j2: float = 0.0
     time_s: float = 0.0
-    missing_s: float = 0.0
+    missing_s: float = -math.inf
+    """Below 0 where what came late takes missing seconds back."""
 
     def add(self, energy_j: float, shared_j: float, random_j2: float, time_s: float, missing_s: float) -> None:
         """Another line: its time is the same time, and the line that misses most counts."""
@@ -118,8 +120,7 @@ class _Second:
         self.shared_j2 += shared_j**2
         self.random_j2 += random_j2
         self.time_s = max(self.time_s, time_s)
-        # What came late takes missing seconds back, which alone are below 0.
-        self.missing_s = missing_s if self.missing_s == 0 else max(self.missing_s, missing_s)
+        self.missing_s = max(self.missing_s, missing_s)
 
     @property
     def sums(self) -> tuple[float, float, float, float, float]:
