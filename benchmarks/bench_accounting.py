@@ -42,6 +42,7 @@ kind = "flat_node:Gpus"
 PUBLISH_S = 900.0
 """The default of ``--publish-s``."""
 GPUS, RAIL_DEVICES, DAY_S = 8, 2, 86400
+JOBS_A_DAY = 6
 FIRST_DAY = 20_758
 """2026-11-01."""
 TARGET_CPU, TARGET_MB, TARGET_MONTH_MB = 0.01, 60.0, 40.0
@@ -118,11 +119,11 @@ def day_bytes(folder: Path) -> float:
     days.write_seconds(place, "n1", (list(device_day(rng, *name)) for name in names))
     took_s, size = time.perf_counter() - begin_s, place.stat().st_size
     jobs = folder / "jobs.parquet"
-    days.write_jobs(jobs, "n1", FIRST_DAY, list(job_rows(rng, 0)))
-    month_mb = 30e-6 * (size + jobs.stat().st_size)
+    days.write_jobs(jobs, "n1", list(job_rows(rng, 0, 30)))
+    month_mb = 30e-6 * size + 1e-6 * jobs.stat().st_size
     rows = len(names) * DAY_S
     print(f"  {rows} rows a day, {size / rows:.2f} bytes each, written in {took_s:.1f} s")
-    print(f"  a node and month: {month_mb:.1f} MB, of which files of jobs {30e-6 * jobs.stat().st_size:.2f} MB")
+    print(f"  a node and month: {month_mb:.1f} MB, of which the file of jobs {1e-6 * jobs.stat().st_size:.2f} MB")
     read = pq.read_metadata(place).row_group(0)
     columns = [read.column(i) for i in range(read.num_columns)]
     print("  " + ", ".join(f"{c.path_in_schema} {c.total_compressed_size / DAY_S:.2f}" for c in columns) + " bytes")
@@ -132,29 +133,30 @@ def day_bytes(folder: Path) -> float:
 # -- a month of many nodes ---------------------------------------------------------------------------------------------
 
 
-def job_rows(rng: np.random.Generator, node: int, jobs: int = 6, devices: int = GPUS) -> Iterator[tuple[Any, ...]]:
-    """Rows of a node and day: some jobs on all of its devices, and nobody."""
-    for number in range(jobs):
-        who = int(rng.integers(0, 500))
-        texts = ("slurm", str(node * 1000 + number), "train", f"user{who}", f"account{who % 40}", "gpu", "", "", "0")
+def job_rows(rng: np.random.Generator, node: int, n_days: int, devices: int = GPUS) -> Iterator[tuple[Any, ...]]:
+    """Rows of a node and month: each day some jobs on all of its devices, and nobody."""
+    for day in range(FIRST_DAY, FIRST_DAY + n_days):
+        for number in range(JOBS_A_DAY):
+            who, of = int(rng.integers(0, 500)), f"{node * 1000 + (day - FIRST_DAY) * JOBS_A_DAY + number}"
+            texts = ("slurm", of, "train", f"user{who}", f"account{who % 40}", "gpu", "", "gpu0", "0", "prolog")
+            for device in range(devices):
+                joules = float(rng.uniform(1e6, 6e6))
+                sums = (joules, 0.029 * joules, joules, 3600.0, 0.0, 0.01 * joules, 36.0, 3600.0)
+                yield (day, f"slurm {of}", *texts, 0, 10**18, f"gpu{device}", "measured", *sums)
         for device in range(devices):
-            joules = float(rng.uniform(1e6, 6e6))
-            sums = (joules, 0.029 * joules, joules, 3600.0, 0.0, 0.01 * joules, 36.0, 3600.0)
-            yield (f"slurm {texts[1]}", *texts, "prolog", 0, 10**18, f"gpu{device}", "measured", *sums)
-    for device in range(devices):
-        yield ("", *[None] * 12, f"gpu{device}", "measured", 1e5, 3e3, 1e4, 3600.0, 0.0, 1e5, 3600.0, 3600.0)
+            sums = (1e5, 3e3, 1e4, 3600.0, 0.0, 1e5, 3600.0, 3600.0)
+            yield (day, "", *[None] * 12, f"gpu{device}", "measured", *sums)
 
 
 def make_month(folder: Path, nodes: int, n_days: int) -> None:
-    """The files of jobs, with what every tenth day differs in; written without waiting for the disk."""
+    """The files of jobs, written without waiting for the disk."""
     rng = np.random.default_rng(2)
     days._sync = lambda path: None
     for node in range(nodes):
         own = folder / f"n{node}" / days.JOBS
         own.mkdir(parents=True)
-        rows = list(job_rows(rng, node))
-        for day in range(n_days):
-            days.write_jobs(own / f"{days.name_of(FIRST_DAY + day)}-00aa.parquet", f"n{node}", FIRST_DAY + day, rows)
+        rows = list(job_rows(rng, node, n_days))
+        days.write_jobs(own / f"{days.name_of(FIRST_DAY)[:7]}-00aa.parquet", f"n{node}", rows)
         progress(f"{node + 1} of {nodes} nodes")
     progress("")
 
@@ -167,8 +169,8 @@ def make_minutes(folder: Path, nodes: int, n_days: int, devices: int) -> int:
     device = np.repeat(np.arange(devices, dtype=np.int32), n_days * 1440)
     device_names = pa.DictionaryArray.from_arrays(device, [f"gpu{i}" for i in range(devices)])
     for node in range(nodes):
-        job = np.tile((np.arange(n_days * 1440) // 240 % 6).astype(np.int32), devices)
-        names = [f"slurm {node * 1000 + i}" for i in range(6)]
+        job = np.tile((np.arange(n_days * 1440) // 240).astype(np.int32), devices)  # six a day
+        names = [f"slurm {node * 1000 + i}" for i in range(n_days * JOBS_A_DAY)]
         watts = rng.choice([75.0, 410.0, 520.0, 610.0], n // 240).repeat(240)
         columns = {
             "second": minute, "device": device_names, "job": pa.DictionaryArray.from_arrays(job, names),

@@ -20,11 +20,13 @@ def nodes(tmp_path_factory):
     folder = tmp_path_factory.mktemp("nodes")
     both = [job_row(1, energy_j=1000.0), job_row(1, device="gpu1", energy_j=500.0), job_row(None, energy_j=50.0)]
     write_node(folder / "n1", "n1", both)
-    write_node(folder / "n2", "n2", [job_row(1, energy_j=2000.0)])
-    idle = {"idle_s": 30.0, "idle_j": 40.0}
-    cpu = job_row(2, "bob", "p8", "cpu0", 10.0, "modelled share", known_s=0.0)
-    write_node(folder / "n2", "n2", [job_row(2, "bob", "p8", energy_j=300.0, **idle), cpu], DAY + 1)
-    write_node(folder / "n2", "n2", [job_row(3, "bob", "p7", energy_j=7.0)], DAY + 7)
+    second = [
+        job_row(1, energy_j=2000.0),
+        job_row(2, "bob", "p8", energy_j=300.0, day=DAY + 1, idle_s=30.0, idle_j=40.0),
+        job_row(2, "bob", "p8", "cpu0", 10.0, "modelled share", day=DAY + 1, known_s=0.0),
+        job_row(3, "bob", "p7", energy_j=7.0, day=DAY + 7),
+    ]
+    write_node(folder / "n2", "n2", second)
     return folder
 
 
@@ -76,6 +78,12 @@ def test_one_node_a_sum_over_it_and_what_is_told_of_kinds(nodes, capsys):
     code, out, _ = joules(capsys, "jobs", nodes, "--by", "account", "--top", 2)
     assert code == 0
     assert "the 2 of 4 rows with the most joules" in out
+
+
+def test_a_job_without_readings_is_there_and_has_no_joules(tmp_path, capsys):
+    write_node(tmp_path, "n1", [(*job_row(9)[:14], *[None] * 10)])
+    (row,) = rows_of(capsys, tmp_path, "--price-per-kwh", 1)
+    assert (row["job"], row["user"], row["energy_j"], row["cost"], row["gpus"]) == ("slurm 9", "ana", "", "", "0")
 
 
 @pytest.mark.parametrize(

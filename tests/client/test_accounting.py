@@ -529,28 +529,24 @@ def test_a_job_without_readings_has_its_row(tmp_path, days):
 def test_old_days_go_first_and_it_is_said(tmp_path, days, monkeypatch):
     store, told = Store(tmp_path), []
     monkeypatch.setattr(days, "tell", told.append)
-    for kind in ("seconds", "jobs"):
-        (tmp_path / kind).mkdir()
-        for day in range(DAY - 5, DAY + 1):
-            (
-                tmp_path / kind / f"{days.name_of(day)}-{store.generation}{'-0' * (kind == 'seconds')}.parquet"
-            ).write_bytes(b"x" * 100)
-    (tmp_path / "seconds" / "mine.parquet").write_bytes(b"x" * 10_000)
+    names = [f"seconds/{days.name_of(day)}-{store.generation}-0.parquet" for day in range(DAY - 5, DAY + 1)]
+    months = sorted({days.name_of(day)[:7] for day in range(DAY - 62, DAY + 1)})
+    names += [f"jobs/{month}-{store.generation}.parquet" for month in months]
+    for name in (*names, "seconds/mine.parquet"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"x" * 100)
 
     def left(kind):
-        return sorted(path.name[:10] for path in (tmp_path / kind).iterdir() if path.name != "mine.parquet")
+        return [name for name in names if name.startswith(kind) and (tmp_path / name).exists()]
 
     days.tidy(store, tmp_path, 4, 1e6, NOON)
-    assert (left("seconds")[0], left("jobs")[0]) == (days.name_of(DAY - 4),) * 2
-    days.tidy(store, tmp_path, 4, 550, NOON)
-    assert left("seconds") == [days.name_of(DAY - 1), days.name_of(DAY)]
-    days.tidy(store, tmp_path, 4, 0, NOON)
-    assert (left("seconds"), left("jobs")) == ([days.name_of(DAY)],) * 2  # today's stay
-    assert ["2 files deleted, older than 4 days" in told[0], "beyond 0.00055 MB" in told[1], len(told)] == [
-        True,
-        True,
-        3,
-    ]
+    assert left("seconds") == names[1:6]  # what is 4 days old stays
+    assert "older than 4 days" in told[0]
+    days.tidy(store, tmp_path, 4, 250, NOON)
+    assert left("seconds") == names[3:6]
+    assert "2 files deleted, beyond 0.00025 MB" in told[1]
+    days.tidy(store, tmp_path, 400, 0, NOON)
+    assert (left("seconds"), left("jobs")) == (names[5:6], names[-1:])  # those of today stay
     assert (tmp_path / "seconds" / "mine.parquet").exists()
     store.close()
 

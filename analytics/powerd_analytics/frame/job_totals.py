@@ -35,7 +35,7 @@ BY = {
     "month": "strftime(day, '%Y-%m')",
 }
 """What rows can be of, and how SQL finds it in a row of a job and day."""
-_FILE = re.compile(r"\d{4}-\d\d-\d\d-[0-9a-f]{4}\.parquet")
+_FILE = re.compile(r"\d{4}-\d\d-[0-9a-f]{4}\.parquet")
 _FOLDER = "jobs"
 _COLUMNS_OF_JOB = (
     *(Column(name) for name in _OF_JOBS),

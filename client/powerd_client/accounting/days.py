@@ -1,8 +1,9 @@
-"""Parquet files by day of what `powerd-accounting` has counted, and how long they stay.
+"""Parquet files of what `powerd-accounting` has counted, and how long they stay.
 
-``seconds/DATE-….parquet`` has a row a second and device, made once when the day is over; its rows leave the database
-when the file stands, synced. ``jobs/DATE-….parquet`` has a row a job and device, and is renewed as long as the day
-grows. Both are renamed into place whole. A program of its own, as what writes Parquet takes more memory than the rest.
+``seconds/DAY-….parquet`` has a row a second and device, made once when the day is over; its rows leave the database
+when the file stands, synced. ``jobs/MONTH-….parquet`` has a row a job, day and device, and is renewed as long as the
+month grows: files of days would be 30,000 a month for 1,000 nodes, which take a minute to open. Both are renamed into
+place whole. A program of its own, as what writes Parquet takes more memory than the rest.
 
 Joules of a second are rounded to a tenth of their U95 (in steps of 1, 2, 5), and what is rounded off goes to the next
 second of the device: sums over a day are exact to one such step.
@@ -18,7 +19,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +35,10 @@ VERSION = b"1"
 """Of the columns, in the files' metadata ``powerd-accounting``."""
 SECONDS, JOBS = "seconds", "jobs"
 U95 = 1.96
+_EPOCH = date(1970, 1, 1)
 _SLACK_S = 600
 """So long after midnight what was late still comes into the day's file."""
-_FILE = re.compile(r"(\d{4}-\d\d-\d\d)-[0-9a-f]{4}(-\d+)?\.parquet")
+_FILE = re.compile(r"(\d{4}-\d\d(?:-\d\d)?)-[0-9a-f]{4}(-\d+)?\.parquet")
 _WORD = pa.dictionary(pa.int32(), pa.string())
 _SECONDS = pa.schema(
     [
@@ -61,26 +63,29 @@ _JOBS = pa.schema(
     ],
     metadata={b"powerd-accounting": VERSION},
 )  # fmt: skip
-_OF_DAY = (
-    "SELECT d.job, j.scheduler, j.id, j.name, j.user, j.account, j.partition, j.step, j.gpus, j.exit, j.origin, "
-    "j.begin_ns, j.end_ns, d.device, d.provenance, d.energy_j, d.shared_j, d.random_j2, d.time_s, d.missing_s, "
-    "d.idle_j, d.idle_s, d.known_s FROM job_days d LEFT JOIN jobs j USING (job) WHERE d.day = :day "
-    "UNION ALL "
-    "SELECT j.job, j.scheduler, j.id, j.name, j.user, j.account, j.partition, j.step, j.gpus, j.exit, j.origin, "
-    "j.begin_ns, j.end_ns, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM jobs j "
-    "WHERE j.begin_ns < (:day + 1) * :ns AND (j.end_ns IS NULL OR j.end_ns >= :day * :ns) "
-    "AND NOT EXISTS (SELECT 1 FROM job_days d WHERE d.day = :day AND d.job = j.job)"
+_NS = DAY_S * 1_000_000_000
+_OF_JOB = (
+    "j.scheduler, j.id, j.name, j.user, j.account, j.partition, j.step, j.gpus, j.exit, j.origin, j.begin_ns, j.end_ns"
 )
-"""What each job took of each device; a job of the day that no reading was counted for has a row without a device."""
+_OF_DAYS = (
+    f"SELECT d.day, d.job, {_OF_JOB}, d.device, d.provenance, d.energy_j, d.shared_j, d.random_j2, d.time_s, "
+    "d.missing_s, d.idle_j, d.idle_s, d.known_s FROM job_days d LEFT JOIN jobs j USING (job) "
+    "WHERE d.day BETWEEN :first AND :last UNION ALL "
+    f"SELECT MAX(j.begin_ns / {_NS}, :first), j.job, {_OF_JOB}, {', '.join(['NULL'] * 10)} FROM jobs j "
+    f"WHERE j.begin_ns < (:last + 1) * {_NS} AND (j.end_ns IS NULL OR j.end_ns >= :first * {_NS}) "
+    "AND NOT EXISTS (SELECT 1 FROM job_days d WHERE d.day BETWEEN :first AND :last AND d.job = j.job)"
+)
+"""What each job took of each device on each day; a job that no reading was counted for has a row without a device."""
 
 
 def publish(store: Store, folder: Path, node: str, now_s: float) -> None:
-    """The files of all days that have news. Raises `OSError`, `PowerdError` and `sqlite3.Error`."""
-    today = int(now_s) // DAY_S
+    """The files of all days and months that have news. Raises `OSError`, `PowerdError` and `sqlite3.Error`."""
+    days = sorted({int(now_s) // DAY_S, *_days_in(store)})
     for kind in (SECONDS, JOBS):
         make_folder(folder / kind)
-    for day in sorted({today, *_days_in(store)}):
-        _write_jobs(store, folder, node, day)
+    for month in sorted({name_of(day)[:7] for day in days}):
+        _write_jobs(store, folder, node, month)
+    for day in days:
         if (day + 1) * DAY_S + _SLACK_S <= now_s:
             _export(store, folder, node, day)
 
@@ -100,7 +105,7 @@ def _first_from(store: Store, second: int) -> int | None:
 
 def name_of(day: int) -> str:
     """``2026-11-29``."""
-    return datetime.fromtimestamp(day * DAY_S, UTC).date().isoformat()
+    return (_EPOCH + timedelta(days=day)).isoformat()
 
 
 # -- rows a second -----------------------------------------------------------------------------------------------------
@@ -174,24 +179,27 @@ def _two_digits(u95_j: float) -> float:
 # -- rows a job --------------------------------------------------------------------------------------------------------
 
 
-def _write_jobs(store: Store, folder: Path, node: str, day: int) -> None:
-    rows = store.rows.execute(_OF_DAY, {"day": day, "ns": DAY_S * 1_000_000_000}).fetchall()
+def _write_jobs(store: Store, folder: Path, node: str, month: str) -> None:
+    first = date.fromisoformat(f"{month}-01")
+    after = (first + timedelta(days=32)).replace(day=1)
+    between = {"first": (first - _EPOCH).days, "last": (after - _EPOCH).days - 1}
+    rows = store.rows.execute(_OF_DAYS, between).fetchall()
     if rows:
-        write_jobs(folder / JOBS / f"{name_of(day)}-{store.generation}.parquet", node, day, rows)
+        write_jobs(folder / JOBS / f"{month}-{store.generation}.parquet", node, rows)
 
 
-def write_jobs(place: Path, node: str, day: int, rows: Sequence[tuple[Any, ...]]) -> None:
-    """A file of rows as `_OF_DAY` gives them."""
-    table = _table(_JOBS, list(zip(*(_job_row(day, node, row) for row in rows), strict=True)))
+def write_jobs(place: Path, node: str, rows: Sequence[tuple[Any, ...]]) -> None:
+    """A file of rows as `_OF_DAYS` gives them."""
+    table = _table(_JOBS, list(zip(*(_job_row(node, row) for row in rows), strict=True)))
     with whole_output(place) as partial:
         pq.write_table(table, partial, compression="zstd")
         _sync(partial)
     _sync(place.parent)
 
 
-def _job_row(day: int, node: str, row: Sequence[Any]) -> tuple[Any, ...]:
-    of, texts, (begin, end), (device, provenance) = row[0], row[1:11], row[11:13], row[13:15]
-    energy_j, shared_j, random_j2, *others = row[15:]
+def _job_row(node: str, row: Sequence[Any]) -> tuple[Any, ...]:
+    day, of, texts, (begin, end), (device, provenance) = row[0], row[1], row[2:12], row[12:14], row[14:16]
+    energy_j, shared_j, random_j2, *others = row[16:]
     times = (None if t is None else t * 1e-9 for t in (begin, end))
     random_j = None if random_j2 is None else math.sqrt(max(random_j2, 0.0))
     return (day, node, of, *texts, *times, device, provenance, energy_j, shared_j, random_j, *others)
@@ -209,20 +217,20 @@ def _sync(path: Path) -> None:
 
 
 def tidy(store: Store, folder: Path, retention_days: int, quota_bytes: float, now_s: float) -> None:
-    """Delete days that are older than that, then the oldest seconds, then the oldest jobs, until all fit; today's
-    never. What goes is said."""
-    oldest, today = name_of(int(now_s) // DAY_S - retention_days), name_of(int(now_s) // DAY_S)
-    files = sorted(
-        (name, kind == JOBS, path)
+    """Delete days and months that are older than that, then the oldest seconds, then the oldest jobs, until all fit;
+    those of today never. What goes is said."""
+    before = int(now_s) // DAY_S - retention_days
+    oldest, today = name_of(before), name_of(int(now_s) // DAY_S)
+    files = [
+        (kind, match[1], path)
         for kind in (SECONDS, JOBS)
-        for path in (folder / kind).iterdir()
-        if (match := _FILE.fullmatch(path.name)) and (name := match[1]) < today
-    )
-    old = [path for name, _, path in files if name < oldest]
-    left = sorted(((is_jobs, name, path) for name, is_jobs, path in files if name >= oldest), key=lambda f: f[:2])
-    size = sum(path.stat().st_size for _, _, path in left)
-    beyond = []
-    for _, _, path in left:
+        for path in sorted((folder / kind).iterdir())
+        if (match := _FILE.fullmatch(path.name)) and not today.startswith(match[1])
+    ]
+    old = [path for _, of, path in files if of < oldest[: len(of)]]
+    left = [path for _, of, path in files if of >= oldest[: len(of)]]  # seconds first
+    beyond, size = [], sum(path.stat().st_size for path in left)
+    for path in left:
         if size <= quota_bytes:
             break
         size -= path.stat().st_size
@@ -233,10 +241,9 @@ def tidy(store: Store, folder: Path, retention_days: int, quota_bytes: float, no
         if paths:
             tell(f"{folder}: {len(paths)} files deleted, {why}: {paths[0].name} to {paths[-1].name}")
     with store.transaction() as rows:
-        before = int(now_s) // DAY_S - retention_days
         rows.execute("DELETE FROM job_days WHERE day < ?", (before,))
         rows.execute("DELETE FROM exports WHERE day < ?", (before,))
-        rows.execute("DELETE FROM jobs WHERE end_ns < ?", (before * DAY_S * 1_000_000_000,))
+        rows.execute("DELETE FROM jobs WHERE end_ns < ?", (before * _NS,))
 
 
 def main() -> None:
