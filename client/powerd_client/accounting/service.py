@@ -50,6 +50,8 @@ _SHARE_OF = {Provenance.SIMULATED.value: Provenance.SIMULATED.value}
 """The provenance of a modelled share; that of what is simulated stays so."""
 MODELLED_SHARE = "modelled share"
 _LIMIT, _EVENTS, _IDLE = "power_limit_w", "clock_events_bits", "gpu_idle"
+_SPOOLED_NS = 8 * 86400 * SECOND_NS
+"""Events of older jobs are in the spool folder no more."""
 _AGAIN_S = 5.0
 _PUBLISH_TIMEOUT_S = 600.0
 
@@ -91,7 +93,7 @@ class Session:
         self._integral = SecondsIntegral(wanted_lines)
         self._store.load(self._integral)
         self._book, self._cpu = JobBook(), CpuTimes()
-        self._book.add(self._store.jobs())
+        self._book.add(self._store.jobs(time.time_ns() - _SPOOLED_NS))
         self._cpu.used(self._book.running())
         self._states: dict[str, State] = {}
         self._leases: dict[str, str] = {}
@@ -339,7 +341,7 @@ def arguments(words: Sequence[str] | None = None) -> Settings:
         prog="powerd-accounting",
         description="Keeps the joules of each device and second, and of each job, for months. An ordinary reader of a "
         "powerd: it needs no root. `joules jobs` makes tables of its folder.",
-        epilog="powerd-accounting --folder /var/lib/powerd/accounting",
+        epilog="For example: powerd-accounting --folder /var/lib/powerd/accounting",
     )
     here = f"tcp://127.0.0.1:{PORT}"
     parser.add_argument("url", nargs="?", default=here, metavar="URL", help=f"the powerd (default {here})")

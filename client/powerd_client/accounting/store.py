@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from powerd_client.accounting.jobs import HeldJob
 from powerd_client.accounting.seconds import EpochSeconds, SecondsIntegral, position_of, restore
@@ -85,9 +85,8 @@ class State:
     """Who holds one of its knobs."""
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """Of one line, one piece of a second and one job, what counts."""
+class Part(NamedTuple):
+    """Of one line, one piece of a second and one job, what counts: a row of ``parts``."""
 
     second: int
     line: str
@@ -206,9 +205,10 @@ class Store:
         for number, own in position["streams"].items():
             restore(epoch.streams[int(number)], own)
 
-    def jobs(self) -> list[HeldJob]:
-        """The jobs that are known."""
-        return [HeldJob.of_row(row) for row in self.rows.execute("SELECT * FROM jobs").fetchall()]
+    def jobs(self, since_ns: int = 0) -> list[HeldJob]:
+        """The jobs that go on, and those that ended since a moment of UTC."""
+        query = "SELECT * FROM jobs WHERE end_ns IS NULL OR end_ns >= ?"
+        return [HeldJob.of_row(row) for row in self.rows.execute(query, (since_ns,)).fetchall()]
 
     # -- a step --------------------------------------------------------------------------------------------------------
 
@@ -223,14 +223,7 @@ class Store:
             names = [str(name) for name in integral.epochs]
             for table in ("epochs", "positions"):
                 rows.execute(f"DELETE FROM {table} WHERE epoch NOT IN ({', '.join('?' * len(names))})", names)
-            rows.executemany(
-                _ADD["parts"],
-                (
-                    (p.second, p.line, p.device, p.provenance, p.job, p.counts, p.energy_j, p.shared_j, p.random_j2,
-                     p.time_s, p.missing_s)
-                    for p in parts
-                ),
-            )  # fmt: skip
+            rows.executemany(_ADD["parts"], parts)
             for device, second, state in states:
                 if self.states.set(device, second, state):
                     values = json.dumps([state.cap_w, state.is_idle, state.lease])
