@@ -1,10 +1,12 @@
 """Which job a process belongs to, by what schedulers put into its environment and its control group."""
 
 import json
+import time
 
 import pytest
 
 from powerd_client.host.job_identity import JobIdentity, gpus_of, job_of, job_of_process, read_environment
+from support.steady import steady_daemon
 
 POD = "6a1f0b52-0c5e-4b1c-9f6e-0a1b2c3d4e5f"
 
@@ -67,3 +69,35 @@ def test_names_are_one_line_and_short():
     assert len(job.name) < 1500
     assert "\n" not in job.name
     assert json.dumps(job.document)
+
+
+def test_a_run_says_its_job_and_what_is_set(tmp_path, monkeypatch, capsys):
+    """One of one process, too, and so does its row of the index."""
+    from powerd_analytics.frame.figures import run_frame
+    from powerd_client import Meter
+
+    for name, value in {"SLURM_JOB_ID": "7", "SLURM_JOB_USER": "ana", "SLURM_JOB_ACCOUNT": "p7"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("POWERD_JOB", "mine")
+    with (
+        steady_daemon() as daemon,
+        Meter(daemon.url, tmp_path / "run.h5", attributes={"project": "x", "trial": 3}, quiet=True) as meter,
+        meter.phase("step"),
+    ):
+        time.sleep(0.3)
+    frame = run_frame(tmp_path / "run.h5")
+    columns = ("job", "job_id", "job_user", "job_account", "attribute_project", "attribute_trial")
+    assert {name: frame[name].iloc[0] for name in columns} == {
+        "job": "given mine", "job_id": "7", "job_user": "ana", "job_account": "p7", "attribute_project": "x",
+        "attribute_trial": 3,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("said", ["project", "=p7", "a b=c"])
+def test_what_is_set_has_a_name_and_a_value(said, capsys):
+    from powerd_analytics import cli
+
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["record", "--set", said, "--", "true"])
+    assert stopped.value.code == 2
+    assert "NAME=VALUE" in capsys.readouterr().err
