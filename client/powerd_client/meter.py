@@ -63,6 +63,8 @@ class Meter:
                      does where no ``url`` names one and the local one cannot begin
     ``keys``         directory of keys, for boards that want them (default: $POWERD_KEYS, else ~/.config/powerd)
     ``quiet``        with True, closing prints no result; neither does it where $POWERD_QUIET is set
+    ``attributes``   what else the run shall say of itself, as ``{"project": "p7"}``: columns of tables and index. Which
+                     job of Slurm, PBS, LSF or Kubernetes it is, it says unasked
 
     Where a launcher such as torchrun has said which rank this process is, local rank 0 records and the others add their
     marks to its run (docs/howto/ranks.md): make one Meter in every rank, with the same arguments.
@@ -84,6 +86,7 @@ class Meter:
         required: bool = True,
         keys: str | os.PathLike[str] | None = None,
         quiet: bool = False,
+        attributes: Mapping[str, Attribute] | None = None,
     ) -> None:
         self.out = self._asked = Path(out or "run.h5")
         self._pid = os.getpid()
@@ -107,7 +110,7 @@ class Meter:
         self._other_turns = 0
         """Updates since the last one that counted."""
         try:
-            self._open(url, overwrite, keys, is_numbered=out is None)
+            self._open(url, overwrite, keys, is_numbered=out is None, attributes=attributes)
         except PowerdError as error:
             if isinstance(error, PeerError) and url is None:
                 tell(f"this training is not recorded: {error}")  # nobody named a powerd: it is no fault of theirs
@@ -124,6 +127,7 @@ class Meter:
         keys: str | os.PathLike[str] | None,
         *,
         is_numbered: bool,
+        attributes: Mapping[str, Attribute] | None,
     ) -> None:
         part = take_part(
             self.out,
@@ -133,6 +137,7 @@ class Meter:
             keys=keys,
             quiet=self._quiet,
             end_earlier=lambda: self._end_earlier(overwrite=overwrite),
+            attributes=attributes,
         )
         try:
             writer = MarkWriter(part.journal, about=part.about)

@@ -461,13 +461,25 @@ def columns(block: Block, stream: Stream) -> dict[str, memoryview]:
     ``t_ns`` has shape [n], the others [n, L] in row-major order. Raises `WireError` when the block does not fit
     the stream.
     """
-    if block.layout != stream.layout:
-        raise WireError(f"a block of layout {block.layout:#06x} in stream {stream.source!r} of {stream.layout:#06x}")
-    if len(block.payload) != block.count * stream.scan_bytes:
-        raise WireError(f"a block of {block.count} scans with {len(block.payload)} bytes in stream {stream.source!r}")
-    view, at, arrays = memoryview(block.payload), 0, {}
-    for name, typecode in (*BASE_COLUMNS, *((c.name, c.typecode) for c in stream.columns)):
-        size = block.count * CODE_BYTES[typecode] * (1 if name == "t_ns" else len(stream.lines))
-        arrays[name] = view[at : at + size]
-        at += size
+    return {name: views[0] for name, views in columns_of_all((block,), stream).items()}
+
+
+def columns_of_all(blocks: Sequence[Block], stream: Stream) -> dict[str, list[memoryview]]:
+    """The same of many blocks, a list of views for each name."""
+    layout, scan_bytes, lines = stream.layout, stream.scan_bytes, len(stream.lines)
+    named = (*BASE_COLUMNS, *((c.name, c.typecode) for c in stream.columns))
+    sizes = [(name, CODE_BYTES[typecode] * (1 if name == "t_ns" else lines)) for name, typecode in named]
+    arrays: dict[str, list[memoryview]] = {name: [] for name, _ in sizes}
+    for block in blocks:
+        if block.layout != layout:
+            raise WireError(f"a block of layout {block.layout:#06x} in stream {stream.source!r} of {layout:#06x}")
+        if len(block.payload) != block.count * scan_bytes:
+            raise WireError(
+                f"a block of {block.count} scans with {len(block.payload)} bytes in stream {stream.source!r}"
+            )
+        view, at = memoryview(block.payload), 0
+        for name, size in sizes:
+            end = at + block.count * size
+            arrays[name].append(view[at:end])
+            at = end
     return arrays

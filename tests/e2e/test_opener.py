@@ -30,12 +30,20 @@ ALLOWED = {
         "duckdb.connect(':memory:', config={'python_enable_replacements': 'false', 'temp_directory': ''})": "in memory",
         "pq.write_table(rows.take(in_order), partial, compression='zstd', row_group_size=ROW_GROUP)": OWN_NAME,
     },
-    "analytics/powerd_analytics/optimise/recurrences.py": {
-        "sqlite3.connect(path, timeout=_WAIT_S, isolation_level=None)": "after `open_own`, which has made the file",
-        "sqlite3.connect(':memory:')": "in memory",
+    "analytics/powerd_analytics/frame/job_totals.py": {
+        "duckdb.connect(':memory:', config={'python_enable_replacements': 'false', 'temp_directory': ''})": "in memory",
     },
     "analytics/powerd_analytics/plots/style.py": {"figure.savefig(partial, dpi=140, metadata=metadata)": OWN_NAME},
     "analytics/powerd_analytics/run_tables/trace.py": {"stack.enter_context(whole_output(out)).open('wb')": OWN_NAME},
+    "client/powerd_client/accounting/days.py": {
+        "pq.ParquetWriter(partial, _SECONDS, column_encoding=_ENCODINGS, use_dictionary=words, **options)": OWN_NAME,
+        "file.write_table(_table(_SECONDS, (second, (node,) * len(rows), *others)))": "into `ParquetWriter`'s file",
+        "pq.write_table(table, partial, compression='zstd')": OWN_NAME,
+    },
+    "client/powerd_client/host/database.py": {
+        "sqlite3.connect(path, timeout=WAIT_S, isolation_level=None)": "after `open_own`, which has made the file",
+        "sqlite3.connect(':memory:')": "in memory",
+    },
     "client/powerd_client/journals/journal.py": {
         "partial.rename(journal)": "a new folder, locked already; one that is not empty stays",
         "os.open(journal / 'lock', os.O_RDWR | os.O_NOFOLLOW)": "to ask who holds it; nothing is written",

@@ -12,6 +12,7 @@ COMMANDS = {
         "plot": ("plots:plot", "Draw a run, a campaign or a table."),
         "report": ("plots:report", "Write one page about one or many runs."),
         "info": ("runs:info", "Say what a run file holds."),
+        "jobs": ("jobs:jobs", "Print joules of a cluster's jobs, users and accounts."),
         "trace": ("plots:trace", "Put power and phases into a torch.profiler trace."),
     },
     "Compare": {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from json import dumps
 from pathlib import Path
@@ -12,6 +13,7 @@ from cyclopts import Parameter
 
 from powerd_analytics.cli import shared
 from powerd_analytics.output.terminal import LateProgress, print_lines
+from powerd_analytics.output.text import parsed
 from powerd_core.errors import ConfigError, RunFileError
 from powerd_core.keys import control_url
 from powerd_core.text import printable
@@ -39,6 +41,9 @@ def record(
         str, Parameter(help="Choose the cap while a watched training goes on, by e, edp or ed2p, and hold it.")
     ] = "",
     max_slowdown: Annotated[float, Parameter(help="By how much that cap may slow iterations down, a share.")] = 0.05,
+    set: Annotated[
+        list[str] | None, Parameter(negative="", help="NAME=VALUE: what else the run says of itself. May be repeated.")
+    ] = None,
 ) -> int:
     """Record any command, and the phases that it marks.
 
@@ -54,6 +59,8 @@ def record(
       joules record --power-cap 150,200,max -o caps.h5 -- python train.py
 
       joules record --optimise-power edp -- python train.py
+
+      joules record --set project=p7 --set trial=3 -- python train.py
     """
     from powerd_client.knobs.cap_search import CapSearch
     from powerd_client.knobs.control import Sweep
@@ -66,17 +73,30 @@ def record(
         CapSearch(1.0, 2.0, optimise_power, max_slowdown)  # what is wrong is said at once
         if power_cap:
             raise ConfigError("--power-cap holds a cap, and --optimise-power chooses one: give one of them")
+    attributes = _attributes(set or [])
     levels = {"power_cap_w": power_cap, "sm_clock_mhz": sm_clock, "mem_clock_mhz": mem_clock,
               "package_power_w": package_power}  # fmt: skip
     status = 0
     for hold, out in Sweep(levels, devices).holds(output):
         status = record_command(
             command, url=url, out=out, overwrite=overwrite, quiet=quiet, keys=keys, baseline_s=baseline, hold=hold,
-            optimise=optimise,
+            optimise=optimise, attributes=attributes,
         )  # fmt: skip
         if status:
             break
     return status
+
+
+def _attributes(said: Sequence[str]) -> dict[str, str | float]:
+    """What ``--set`` says, by name; what reads like a number is one. Raises `ConfigError`."""
+    attributes: dict[str, str | float] = {}
+    for text in said:
+        name, separator, value = text.partition("=")
+        if not separator or not name.isidentifier():
+            raise ConfigError(f"--set {printable(text, limit=80)}: write NAME=VALUE, with a name of letters and digits")
+        number = parsed(value)
+        attributes[name] = value if number is None else number
+    return attributes
 
 
 def import_(

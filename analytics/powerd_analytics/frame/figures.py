@@ -57,6 +57,7 @@ from powerd_analytics.runs.ranks import Ranks, device_identity, note_of, notes_o
 from powerd_analytics.runs.run import Progress, Run, no_progress, pick, read_run, recalibrate
 from powerd_analytics.runs.settings import AMBIENT, Driver, Setting, settings_of
 from powerd_analytics.runs.wall_clock import begin_unix_s
+from powerd_client.host.job_identity import SET
 from powerd_core.errors import AnalysisError, ConfigError
 from powerd_core.settings import KNOB_AS_OPTION
 from powerd_core.text import printable
@@ -115,6 +116,12 @@ _COLUMNS = (
     _Column("ranks_counted", "integer", "1",
             meaning="of totals: ranks that share the device and whose iterations are counted"),
     _Column("job", meaning="how the launcher names the training"),
+    _Column("job_id", repeats="all", meaning="of a cluster's job: its number, as the scheduler counts"),
+    _Column("job_name", repeats="all", parts="all", meaning="the same: its name"),
+    _Column("job_user", repeats="all", parts="all", meaning="the same: who submitted it"),
+    _Column("job_account", repeats="all", parts="all", meaning="the same: whom it is charged to"),
+    _Column("job_partition", repeats="all", parts="all", meaning="the same: its partition, queue or namespace"),
+    _Column("job_step", repeats="all", meaning="the same: its step, or its number in an array"),
     _Column("world_size", "integer", "1", meaning="ranks of the whole training, as the launcher says"),
     _Column("rank_numbers", meaning="the ranks whose processes are in the run"),
     _Column("machines", "integer", "1", meaning="of a training's sums: machines whose runs are added up"),
@@ -820,15 +827,17 @@ def records_of(run: Run, table: PhaseTable) -> list[dict[str, Any]]:
         "program": program_of(run.command, run.path),
         "runs": 1,
         **_of_campaign(run.campaign),
+        **{name: _text(run.environment.get(name)) for name in ("job", *_OF_JOB)},
         **_of_training(run, ranks),
     }
     rows: list[Row] = [*table.phases, *table.totals, *table.runs]
     records: list[dict[str, Any]] = []
     for row in rows:
         group = whole if isinstance(row, RunRow) else groups[group_key(row.group)]
-        stated, is_of_device = _stated(group.attributes, group.setting), row.device in run.devices
+        stated = _with_factors(_stated(group.attributes, group.setting), run.campaign)
+        stated, is_of_device = _with_said(stated, run.environment.get(SET)), row.device in run.devices
         setting = settings.of(row.device, group.begin_ns, group.end_ns, group.attributes, group.setting)
-        record = common | _with_factors(stated, run.campaign) | _figures(row) | {
+        record = common | stated | _figures(row) | {
             "seed": seed_of(group.attributes, run.command),
             AMBIENT: settings.ambient_c(group.begin_ns, group.end_ns, group.attributes),
             "device": row.device,
@@ -915,6 +924,15 @@ def _with_factors(stated: dict[str, Any], campaign: Mapping[str, Any]) -> dict[s
 def _result(series: Series) -> dict[str, Any]:
     name = f"{RESULT}{series.name}"
     return {name: float(series.values[-1]), f"{name}{BEST}": series.best} if len(series) else {}
+
+
+_OF_JOB = ("job_id", "job_name", "job_user", "job_account", "job_partition", "job_step")
+
+
+def _with_said(stated: dict[str, Any], said: object) -> dict[str, Any]:
+    """Columns that phases state, and what the run says of itself and they do not."""
+    own = said if isinstance(said, Mapping) else {}
+    return {f"{ATTRIBUTE}{name}": attribute_cell(value) for name, value in own.items()} | stated
 
 
 _OBSERVED_FROM = 5
@@ -1038,7 +1056,6 @@ def _of_training(run: Run, ranks: Ranks) -> dict[str, Any]:
     machines = (_text(run.environment.get("machines")) or "")[:9]
     return {
         "ranks": len(ranks.ranks),
-        "job": _text(run.environment.get("job")),
         "world_size": ranks.world_size,
         "rank_numbers": " ".join(str(r.rank) for r in ranks.ranks),
         "job_machines": int(machines) if machines.isascii() and machines.isdigit() else None,

@@ -29,10 +29,10 @@ from powerd_analytics.optimise.policy import (
     Trial,
     find_policy,
 )
+from powerd_client.host.database import WAIT_S, make_tables, own_database
 from powerd_client.host.hostclock import started
 from powerd_client.host.log import tell
-from powerd_client.host.ownership import check_own, open_own
-from powerd_core.errors import ConfigError, RunFileError
+from powerd_core.errors import ConfigError
 from powerd_core.serde import from_document, to_document
 from powerd_core.text import printable
 
@@ -47,10 +47,6 @@ _TABLES = {
         "told TEXT NOT NULL, answer TEXT NOT NULL)"
     ),
 }
-_APPLICATION = int.from_bytes(b"powd")
-"""``PRAGMA application_id`` of our files."""
-_WAIT_S = 30.0
-"""For another process that decides: a decision takes milliseconds."""
 _SILENT_S = 1.0
 """After so long the user is told what is waited for."""
 _DAMAGED = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
@@ -79,8 +75,8 @@ def _begin(rows: sqlite3.Connection, path: Path) -> None:
     except sqlite3.OperationalError as error:
         if error.sqlite_errorcode != sqlite3.SQLITE_BUSY:
             raise
-        tell(f"waiting for {path}, which another process has locked, for {_WAIT_S:g} s at most")
-        rows.execute(f"PRAGMA busy_timeout = {round(_WAIT_S * 1e3)}")
+        tell(f"waiting for {path}, which another process has locked, for {WAIT_S:g} s at most")
+        rows.execute(f"PRAGMA busy_timeout = {round(WAIT_S * 1e3)}")
         rows.execute("BEGIN IMMEDIATE")
 
 
@@ -138,7 +134,7 @@ class Recurrences:
         with _readable(self.path), _opened(self.path) as rows:
             _begin(rows, self.path)
             try:
-                _make_tables(rows)
+                make_tables(rows, _TABLES)
                 yield rows, *self._read(rows)
             except BaseException:
                 rows.execute("ROLLBACK")
@@ -195,41 +191,9 @@ class Recurrences:
         self._log(rows, "end", trial.number, to_document(outcome), None)
 
 
-@contextmanager
-def _opened(path: Path) -> Iterator[sqlite3.Connection]:
-    """The database of a file of the user's own, made where there is none. Raises `ConfigError` for a link, for what
-    belongs to another user, and for a database of another program, which stays as it is, and `sqlite3.Error`."""
-    try:
-        for beside in ("-journal", "-wal", "-shm"):  # what SQLite takes into the database before it reads it
-            check_own(path.with_name(f"{path.name}{beside}"))
-        os.close(open_own(path, os.O_RDWR, 0o644))
-    except OSError as error:
-        why = error if isinstance(error, RunFileError) else error.strerror
-        raise ConfigError(f"{path} cannot be used as the state of an optimiser: {why}") from error
-    with closing(sqlite3.connect(path, timeout=_WAIT_S, isolation_level=None)) as rows:
-        if not _is_ours(rows):
-            raise ConfigError(f"{path} is the database of another program: name another file with --state")
-        yield rows
-
-
-def _is_ours(rows: sqlite3.Connection) -> bool:
-    """Whether nothing but our tables is in a database. Files of before have no number of an application."""
-    number = rows.execute("PRAGMA application_id").fetchone()[0]
-    names = {name for (name,) in rows.execute("SELECT name FROM sqlite_master WHERE name NOT LIKE 'sqlite_%'")}
-    return number in (0, _APPLICATION) and names <= _TABLES.keys() and all(_has_our_columns(rows, n) for n in names)
-
-
-def _has_our_columns(rows: sqlite3.Connection, table: str) -> bool:
-    with closing(sqlite3.connect(":memory:")) as ours:
-        ours.execute(f"CREATE TABLE {table} {_TABLES[table]}")
-        query = f"PRAGMA table_info({table})"
-        return rows.execute(query).fetchall() == ours.execute(query).fetchall()
-
-
-def _make_tables(rows: sqlite3.Connection) -> None:
-    for name, columns in _TABLES.items():
-        rows.execute(f"CREATE TABLE IF NOT EXISTS {name} {columns}")
-    rows.execute(f"PRAGMA application_id = {_APPLICATION}")
+def _opened(path: Path) -> closing[sqlite3.Connection]:
+    """The database of a state. Raises `ConfigError` and `sqlite3.Error`, as `own_database`."""
+    return closing(own_database(path, _TABLES, "the state of an optimiser", "name another file with --state"))
 
 
 def _decision(decision: Decision) -> Any:

@@ -17,7 +17,7 @@ import time
 import tomllib
 from collections import Counter, defaultdict, deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, cast
@@ -32,6 +32,7 @@ from powerd_client.host.hostclock import now_ns
 from powerd_client.journals.journal import MarkTail, journal_path, read_events, run_of
 from powerd_client.journals.link import BoardLink
 from powerd_client.runs.recover import open_run
+from powerd_client.signals.followed_line import FollowedLine
 from powerd_client.signals.pairing import Pairing, ProcessNames
 from powerd_client.signals.signal import (
     Readings,
@@ -41,9 +42,6 @@ from powerd_client.signals.signal import (
     columns_of,
     count_faults,
     good_readings,
-    joined_readings,
-    make_signal,
-    usual_spacing,
 )
 from powerd_core.errors import PowerdError, RunFileError
 from powerd_core.marks import Mark
@@ -62,8 +60,6 @@ _DRIFT = 100e-6
 _QUIET_S = 3.0
 BETWEEN = "between phases"
 _SPARKS, _FIRST_EVENTS, _ADD_S = 60, 1000, 0.2
-_SPACINGS = 64
-"""Blocks of a line whose readings tell its usual spacing."""
 _LOOK_S, _LOOK_SHARE = 5.0, 0.2
 """The energies of a recording are worked out so often, and take this share of a processor at most."""
 
@@ -87,19 +83,19 @@ class LiveLine:
     """That of the readings since the last good one."""
     value: float | None = None
     """Of a line that is neither power nor energy: its latest value."""
-    last: Readings | None = None
-    """The latest good reading, with which the next one makes an interval, and the bad one behind it if there is one."""
+    follow: FollowedLine = field(init=False)
     is_after_loss: bool = False
     """Whether the interval that ends with the next good reading is left out of the joules."""
     silent: tuple[int, float] | None = None
     """Of a line whose powerd was started anew: board time of its last good reading before, and when that was heard."""
-    spacings: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=_SPACINGS))
-    """Good readings of the latest blocks, and their median distance in each."""
     recent: deque[tuple[int, float, float, int]] = field(default_factory=deque)
     """Of the last second: end (board time), joules, seconds, readings."""
     trail: deque[tuple[NDArray[np.int64], NDArray[np.float64]]] = field(default_factory=lambda: deque(maxlen=1024))
     """Board times and joules until then of the readings that no phase has been given yet."""
     heard_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.follow = FollowedLine(self.line)
 
     def take(self, readings: Readings) -> None:
         """Readings as they came, times increasing."""
@@ -111,12 +107,11 @@ class LiveLine:
         if isinstance(self.line.conversion, QuantityConversion):
             self._take_value(readings, self.line.conversion)
             return
-        joined = readings if self.last is None else joined_readings([self.last, readings])
-        signal = make_signal(self.line, joined)
-        self.bad += signal.bad - (0 if self.last is None else len(self.last.t_ns) - 1)
+        signal = self.follow.take(readings)
+        self.bad += signal.bad
         if not len(signal):
             return
-        signal, t_ns = self._evenly(signal), int(signal.t_ns[-1])
+        t_ns = int(signal.t_ns[-1])
         self.missing_s += self._silence_s(signal)
         if len(signal) > 1:
             until_j = signal.integral().between(signal.t_ns[0], signal.t_ns)
@@ -131,17 +126,11 @@ class LiveLine:
             self.energy_j += joules
             self.covered_s += seconds
             self._remember(t_ns, joules, seconds, n)
-        at = int(np.flatnonzero(joined.t_ns == t_ns)[-1])
-        self.last = joined.some(at, min(at + 2, len(joined.t_ns)))
 
-    def _evenly(self, signal: Signal) -> Signal:
-        """The signal with the usual distance of readings of many blocks: one block has too few of them."""
-        nominal_ns = max(self.line.period_ns, self.line.accuracy.update_ns)
-        if len(signal) > 2:
-            self.spacings.append((len(signal), signal.spacing_ns))
-        elif len(signal) > 1:
-            self.spacings.append((1, float(max(signal.t_ns[1] - signal.t_ns[0], self.line.accuracy.update_ns))))
-        return replace(signal, spacing_ns=usual_spacing([(1, nominal_ns), *self.spacings], self.line))
+    @property
+    def last(self) -> Readings | None:
+        """The latest good reading."""
+        return self.follow.last
 
     def _silence_s(self, signal: Signal) -> float:
         """Seconds without readings until a powerd that was started anew gave its first one. Its clock goes on where it
@@ -250,7 +239,7 @@ class LiveBoard:
                 # A counter has counted on meanwhile.
                 line.is_after_loss = line.last is not None and line.line.quantity != "energy_j"
             return
-        arrays = arrays_of(event, stream)
+        arrays = arrays_of((event,), stream)
         for i, name in enumerate(line.name for line in stream.lines):
             own = self.lines[name]
             t_ns = arrays["t_ns"] + arrays["dt_ns"][:, i]

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from powerd_client.host.hostclock import now_ns, started
+from powerd_client.host.job_identity import job_here
 from powerd_client.host.local_powerd import LocalDaemon
 from powerd_client.host.ownership import open_own
 from powerd_client.host.readiness import is_readable, is_writable
@@ -61,7 +62,8 @@ def read_job() -> Job | None:
         data += piece
     document = json.loads(data)
     # The recorder has the environment of the process that began the recording, and so what its launcher said.
-    document["message"]["environment"] |= training_here()
+    job = job_here()
+    document["message"]["environment"] |= training_here() | ({} if job is None else job.document)
     return Job(**{**document, "out": Path(document["out"]), "journal": Path(document["journal"])})
 
 

@@ -175,6 +175,8 @@ class Exchanges:
         self._late: list[ClockExchange] = []
         self._latest: dict[int, deque[ClockExchange]] = {}
         """By epoch, since its clock was last seen to step."""
+        self._quickest: dict[int, ClockExchange] = {}
+        """Of these. It is asked for with each frame."""
 
     def make(self, clock: zmq.Socket[bytes], timeout_ms: int) -> ClockExchange | None:
         """One exchange, or None when the answer does not come at once: it is then among `late`."""
@@ -204,8 +206,8 @@ class Exchanges:
 
     def offset_ns(self, epoch: int) -> float | None:
         """Host minus board time by the quickest of the latest exchanges; None before there are any."""
-        latest = self._latest.get(epoch)
-        return min(latest, key=lambda e: e.delay_ns).offset_ns if latest else None
+        quickest = self._quickest.get(epoch)
+        return None if quickest is None else quickest.offset_ns
 
     def least_offset_ns(self, epoch: int) -> float | None:
         """The least that host minus board time can be by any of the latest exchanges; None before there are any."""
@@ -238,8 +240,10 @@ class Exchanges:
             and abs(exchange.offset_ns - latest[-1].offset_ns) > exchange.delay_ns + latest[-1].delay_ns + _STEP_NS
         ):
             latest.clear()
+            self._quickest.pop(exchange.epoch, None)
         if exchange.delay_ns >= 0:  # else its clock stepped in the middle of it
             latest.append(exchange)
+            self._quickest[exchange.epoch] = min(latest, key=lambda e: e.delay_ns)
         return exchange
 
 

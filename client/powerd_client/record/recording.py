@@ -29,8 +29,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from powerd_client.energies.phase import check_seconds, mark_baseline, mark_whole
+from powerd_client.energies.phase import Attribute, check_seconds, mark_baseline, mark_whole
 from powerd_client.host.hostclock import now_ns
+from powerd_client.host.job_identity import SET
 from powerd_client.host.local_powerd import Attempts, manner_of_death
 from powerd_client.host.log import is_terminal, last_line, show, shown_path, tell
 from powerd_client.host.readiness import is_readable
@@ -168,6 +169,7 @@ class Recording:
         keys: str | os.PathLike[str] | None = None,
         rendezvous: Rendezvous | None = None,
         quiet: bool = True,
+        attributes: Mapping[str, Attribute] | None = None,
     ) -> None:
         """Start the recorder and wait until readings flow. A local model of CPU time follows ``trainer_pid``, or the
         machine. Other ranks join it by ``rendezvous``. With ``is_numbered`` the run file is the first of RUN.h5,
@@ -214,7 +216,7 @@ class Recording:
                 "created_utc": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
                 "powerd_version": release(),
                 "command": command or sys.argv,
-                "environment": environment(command or ()),
+                "environment": environment(command or ()) | ({SET: dict(attributes)} if attributes else {}),
             },
         }
         try:
@@ -600,13 +602,16 @@ def take_part(
     keys: str | os.PathLike[str] | None,
     quiet: bool,
     end_earlier: Callable[[], None],
+    attributes: Mapping[str, Attribute] | None = None,
 ) -> Membership:
     """Join the recording that is meant for this process, or begin one. ``end_earlier`` is called before one of its own.
 
     Raises what `Recording` and `Rendezvous.join` do, and `ConfigError` for ranks that cannot be.
     """
     rank, joined = rank_here(), joined_journal()
-    begin = partial(Recording, url=url, overwrite=overwrite, is_numbered=is_numbered, keys=keys, quiet=quiet)
+    begin = partial(
+        Recording, url=url, overwrite=overwrite, is_numbered=is_numbered, keys=keys, quiet=quiet, attributes=attributes
+    )
     about = rank.about if rank is not None else {}
     if joined is not None:
         return Membership(run_of(joined), joined, about=about)
@@ -646,6 +651,7 @@ def record_command(
     hold: Hold | None = None,
     supervise: Supervise | None = None,
     optimise: Mapping[str, object] | None = None,
+    attributes: Mapping[str, Attribute] | None = None,
 ) -> int:
     """Run ``command`` under a recording and return its exit status (128 + n for signal n, as a shell does). Without
     ``out`` the run file is the first of run.h5, run-2.h5, ... that is free.
@@ -655,9 +661,9 @@ def record_command(
     before the command ends everything and leaves no run, after it only the measurement. ``hold`` is what is held while
     the command runs. With ``supervise`` the command is a process group of its own that does not outlive this process,
     and has nothing on its standard input. With ``optimise``, arguments of `Meter.optimise_power`, a watched training in
-    it chooses its power cap. Raises `ControlError` where that cannot be held, `ConfigError` for a command that cannot
-    be started, and what `Recording` raises. A command that went well has status 1 where there is no
-    run file, or not all of its journal is in it.
+    it chooses its power cap. ``attributes`` are what else the run shall say of itself. A command that went well has
+    status 1 where there is no run file, or not all of its journal is in it. Raises `ControlError` where the hold cannot
+    be had, `ConfigError` for a command that cannot be started, and what `Recording` raises.
     """
     if baseline_s is not None:
         check_seconds(baseline_s)
@@ -669,6 +675,7 @@ def record_command(
         command=list(command),
         keys=keys,
         quiet=quiet,
+        attributes=attributes,
     )
     try:
         _note_campaign(recording)

@@ -522,17 +522,17 @@ def _write_stream(
 
 def batches(file: BinaryIO, frames: StreamFrames, stream: Stream) -> Iterator[Arrays]:
     """The stream's arrays, a few megabytes at a time, in the order of sequence numbers."""
-    batch: list[Arrays] = []
+    batch: list[Block] = []
     size, numbers = 0, sorted(frames.blocks)
     for number in numbers:
         place = frames.blocks[number]
         file.seek(place.at)
         block = decode(file.read(place.size))
         assert isinstance(block, Block)
-        batch.append(arrays_of(block, stream))
+        batch.append(block)
         size += place.size
         if size >= _BATCH_BYTES or number == numbers[-1]:
-            yield {name: np.concatenate([b[name] for b in batch]) for name in batch[0]}
+            yield arrays_of(batch, stream)
             batch, size = [], 0
 
 

@@ -33,7 +33,7 @@ from powerd_core.model import (
     ScaledConversion,
     ShuntConversion,
     Stream,
-    columns,
+    columns_of_all,
 )
 
 Ints = NDArray[np.int64]
@@ -250,12 +250,16 @@ class Signal:
         return np.where(self.broken, dt, np.where(dt > limit, dt - self.spacing_ns, 0.0))
 
 
-def arrays_of(block: Block, stream: Stream) -> dict[str, NDArray[Any]]:
-    """The arrays of a block: ``t_ns`` [n], and ``dt_ns``, ``flags`` and the codes [n, lines]. Raises `WireError`."""
+def arrays_of(blocks: Sequence[Block], stream: Stream) -> dict[str, NDArray[Any]]:
+    """The arrays of one block or more, one after the other: ``t_ns`` [n], and ``dt_ns``, ``flags`` and the codes
+    [n, lines]. Raises `WireError`."""
     types: dict[str, Any] = {"t_ns": "<i8", "dt_ns": "<i4", "flags": "<u2"}
     types |= {c.name: np.dtype(c.typecode).newbyteorder("<") for c in stream.columns}
-    arrays = {name: np.frombuffer(view, types[name]) for name, view in columns(block, stream).items()}
-    return {name: a if name == "t_ns" else a.reshape(block.count, -1) for name, a in arrays.items()}
+    views = columns_of_all(blocks, stream)
+    arrays = {
+        name: np.frombuffer(b"".join(own) if len(own) > 1 else own[0], types[name]) for name, own in views.items()
+    }
+    return {name: a if name == "t_ns" else a.reshape(-1, len(stream.lines)) for name, a in arrays.items()}
 
 
 def make_signal(line: RunLine, readings: Readings, clock: RunClock | None = None) -> Signal:

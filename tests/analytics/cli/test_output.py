@@ -21,7 +21,7 @@ from powerd_analytics.output.export import Column, write_rows
 from powerd_core.errors import RunFileError
 
 COMMANDS = {
-    "clock": (), "compare": ("OTHER",), "import": ("-o", "made.h5"), "info": (),
+    "clock": (), "compare": ("OTHER",), "import": ("-o", "made.h5"), "info": (), "jobs": (),
     "index": ("-o", "made.parquet"), "layers": (),
     "operations": ("--format", "json", "-o", "made.json"), "pick": ("--reference", "model=a", "--metric", "edp"),
     "plot": ("-o", "made.png"), "query": ("select 1",), "recover": ("-o", "made.h5"), "report": ("-o", "made.html"),

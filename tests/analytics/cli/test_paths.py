@@ -31,6 +31,7 @@ from powerd_daemon import cli as powerd_cli
 from powerd_daemon import sim_gpu
 from powerd_daemon.commands import make_parser
 from powerd_daemon.sources.ina.sensor_accuracy import save_calibration
+from support.accounted import write_node
 from support.small_run import make_journal, whole
 
 MINE = b"the only copy of this"
@@ -196,6 +197,7 @@ RECIPES = {
     "joules layers output": Recipe("new.csv", joules("layers {there}/layers.h5 --format csv -o {out}")),
     "joules layers plot": Recipe("new.png", joules("layers {there}/layers.h5 --plot {out}"), heavy=True),
     "joules operations output": Recipe("new.csv", joules("operations caffenet --format csv -o {out}"), heavy=True),
+    "joules jobs output": Recipe("new.csv", joules("jobs {there}/nodes --format csv -o {out}")),
     "joules uncertainty output": Recipe("new.csv", joules("uncertainty {there}/run.h5 --format csv -o {out}")),
     "joules clock plot": Recipe("new.png", joules("clock {there}/run.h5 --plot {out}")),
     "powerd sim-gpu socket": Recipe("s", called(served), False, follows=False, heavy=True),
@@ -241,6 +243,7 @@ def there(tmp_path_factory):
     (folder / "traces").symlink_to(Path(__file__).parents[2] / "data/zeus/traces")
     for text in ("campaign run {there}/camp.toml {sim}", "index {there}/runs"):
         assert joules(text)(folder, folder) == 0
+    write_node(folder / "nodes" / "n1", "n1")
     job = Job("job", (1, 2), (), TrainingSettings(2), Target(0.9), 10, 1.0, 1.0)
     Recurrences(folder / "s.sqlite", job, "ours").new_recurrence()
     return folder

@@ -120,7 +120,7 @@ def test_a_damaged_state_is_one_line(known, state):
 def test_it_says_that_it_waits_for_a_lock(known, monkeypatch):
     known.new_recurrence()
     monkeypatch.setattr(recurrences, "_SILENT_S", 0.001)
-    monkeypatch.setattr(recurrences, "_WAIT_S", 0.01)
+    monkeypatch.setattr(recurrences, "WAIT_S", 0.01)
     told = []
     monkeypatch.setattr(recurrences, "tell", told.append)
     with closing(sqlite3.connect(known.path, isolation_level=None)) as other:

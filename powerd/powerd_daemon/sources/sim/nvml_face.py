@@ -33,6 +33,8 @@ _CAPABILITY = {4: (6, 0), 5: (7, 0), 6: (7, 5), 7: (8, 0), 9: (9, 0)}
 """Of CUDA, by nvmlDeviceArchitecture_t."""
 _MEMORY_BYTES, _OF_A_PROCESS = 24 << 30, 4 << 30
 _PROCESS = {"usedGpuMemory": _OF_A_PROCESS, "gpuInstanceId": None, "computeInstanceId": None}
+_GPU_IDLE = 0x1
+"""nvml.h, nvmlClocksEventReasonGpuIdle."""
 _THRESHOLDS_C = {0: 95, 1: 89, 2: 95, 3: 87}
 """nvmlTemperatureThresholds_t: shutdown, slowdown, memory, GPU."""
 _TAKEN = "2026-01-01T00:00:00Z"
@@ -242,7 +244,7 @@ class NvmlFace:
         return self._nvmlDeviceGetMaxClockInfo(gpu, kind)
 
     def _nvmlDeviceGetCurrentClocksEventReasons(self, gpu: SimulatedGpu) -> int:
-        return gpu.reasons
+        return gpu.reasons | (_GPU_IDLE if gpu.is_idle else 0)
 
     _nvmlDeviceGetCurrentClocksThrottleReasons = _nvmlDeviceGetCurrentClocksEventReasons
 

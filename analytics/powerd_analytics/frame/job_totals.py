@@ -1,0 +1,214 @@
+"""Joules of a cluster's jobs, users and accounts, from the files that `powerd-accounting` leaves on its nodes.
+
+DuckDB reads the rows a job and day of all nodes. Joules of different provenance are never added. What sensors share
+(gain, zero) is added up one to one over seconds, devices and nodes, as if all of them erred alike; the rest in
+quadrature.
+"""
+
+from __future__ import annotations
+
+import datetime
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from powerd_analytics.energy.uncertainty import NORMAL
+from powerd_analytics.frame.costs import Factors
+from powerd_analytics.frame.figures import column
+from powerd_analytics.frame.index import open_index
+from powerd_analytics.output.export import Column, Table, make_table, with_provenance
+from powerd_client.host.log import install_hint
+from powerd_core.errors import AnalysisError, ConfigError, RunFileError
+from powerd_core.text import did_you_mean, printable
+
+NO_JOB = "no job"
+_OF_JOBS = ("name", "user", "account", "partition")
+BY = {
+    "job": f"if(job = '', '{NO_JOB}', job)",
+    **{name: f"if(job = '', '{NO_JOB}', nullif(\"{name}\", ''))" for name in _OF_JOBS},
+    "node": "node",
+    "device": "device",
+    "day": "strftime(day, '%Y-%m-%d')",
+    "week": "strftime(day, '%G-W%V')",
+    "month": "strftime(day, '%Y-%m')",
+}
+"""What rows can be of, and how SQL finds it in a row of a job and day."""
+_FILE = re.compile(r"\d{4}-\d\d-[0-9a-f]{4}\.parquet")
+_FOLDER = "jobs"
+_COLUMNS_OF_JOB = (
+    *(Column(name) for name in _OF_JOBS),
+    Column("begin_utc", meaning="when it began", heading="begin (UTC)"),
+    Column("hours", "number", "h", "how long it ran; nothing as long as it runs", "h"),
+    Column("exit", meaning="the exit status that its scheduler told"),
+    Column("gpus", "integer", "1", "GPUs that it held"),
+)
+_COLUMNS_OF_SEVERAL = (Column("jobs", "integer", "1", "jobs that are added up"),)
+_FIGURES = (
+    Column("provenance", meaning="measured, modelled, simulated, or a modelled share of a processor", heading="kind"),
+    Column("energy_j", "number", "J", "joules that were counted", "J"),
+    Column("u95_j", "number", "J", "half of their 95 % interval", "± U95 J", is_uncertainty=True),
+    Column("energy_wh", "number", "Wh", "the same in watt-hours", "Wh"),
+    Column("device_s", "number", "s", "seconds of devices that were held, missing ones included", "device h", per=3600),
+    Column("missing_s", "number", "s", "seconds of devices without readings", "missing s"),
+    Column("idle_share", "number", "1", "share of these seconds in which the driver called the GPU idle", "idle %",
+           per=0.01),
+    Column("idle_j", "number", "J", "joules of these seconds", "J idle"),
+)  # fmt: skip
+_SEEN = {
+    **{name: f"max(nullif(\"{name}\", ''))" for name in _OF_JOBS},
+    "begin_utc": "strftime(make_timestamp(CAST(min(begin_s) * 1e6 AS BIGINT)), '%Y-%m-%d %H:%M:%S')",
+    "hours": "(max(end_s) - min(begin_s)) / 3600",
+    "exit": "max(nullif(exit, ''))",
+    "gpus": "count(DISTINCT node || device) FILTER (device LIKE 'gpu%')",
+    "jobs": "count(DISTINCT nullif(job, ''))",
+}
+"""How SQL finds what is told of the jobs of a row."""
+
+
+NOTHING_ASKED = Factors()
+
+
+@dataclass(frozen=True, slots=True)
+class JobRequest:
+    """What is asked of the files of nodes. Raises `ConfigError` for a name in ``by`` that nothing has."""
+
+    by: tuple[str, ...] = ("job",)
+    since: datetime.date | None = None
+    """The first day of UTC that counts."""
+    top: int | None = None
+    """So many rows with the most joules."""
+    factors: Factors = NOTHING_ASKED
+
+    def __post_init__(self) -> None:
+        for name in self.by:
+            if name not in BY:
+                raise ConfigError(f"--by {printable(name, limit=60)}: there is no such thing{did_you_mean(name, BY)}")
+
+
+def job_files(places: Sequence[str]) -> list[str]:
+    """The files of jobs below folders of nodes, or of a bucket (``s3://...``, which DuckDB looks through).
+
+    Raises `RunFileError` where there are none.
+    """
+    files: list[str] = []
+    for place in places:
+        if "://" in place:
+            files.append(f"{place.rstrip('/')}/**/{_FOLDER}/*.parquet")
+            continue
+        found = sorted(
+            str(path) for path in Path(place).rglob(f"{_FOLDER}/*.parquet") if _FILE.fullmatch(path.name)
+        ) or sorted(str(path) for path in Path(place).glob("*.parquet") if _FILE.fullmatch(path.name))
+        if not found:
+            raise RunFileError(f"{place}: powerd-accounting has left no files of jobs there or below")
+        files += found
+    return files
+
+
+def job_totals(files: Sequence[str], request: JobRequest) -> Table:
+    """A row for each combination of ``request.by`` and provenance. Raises `AnalysisError` and `ConfigError`."""
+    is_by_job = "job" in request.by
+    of_job = _COLUMNS_OF_JOB if is_by_job else _COLUMNS_OF_SEVERAL
+    names = dict.fromkeys((*request.by, *(column.name for column in of_job)))
+    rows = [_row(record, request.factors) for record in _asked(files, request.by, of_job, request.since)]
+    shown = rows if request.top is None else sorted(rows, key=lambda r: -(r["energy_j"] or 0.0))[: request.top]
+    told = {column.name: column for column in of_job}
+    columns = [told.get(name, Column(name)) for name in names]
+    columns += [*_FIGURES, *(column(name) for name in request.factors.columns)]
+    notes = [*request.factors.notes]
+    if len(shown) < len(rows):
+        notes.append(f"the {len(shown)} of {len(rows)} rows with the most joules")
+    table = make_table("jobs", f"joules by {' and '.join(request.by)}", columns, shown, notes, ())
+    return with_provenance(table, {str(row["provenance"]) for row in shown if row["provenance"]})
+
+
+def _row(record: dict[str, Any], factors: Factors) -> dict[str, Any]:
+    energy_j, known_s = record["energy_j"], record["idle_known_s"] or 0.0
+    figures: dict[str, Any] = {
+        "idle_share": record["idle_s"] / known_s if known_s > 0 else None,
+        "idle_j": record["idle_j"] if known_s > 0 else None,
+    }
+    if energy_j is not None:
+        u95_j = NORMAL * float((record["u_shared_j"] ** 2 + record["u_random_j2"]) ** 0.5)
+        figures |= {"u95_j": u95_j, "energy_wh": energy_j / 3600, **factors.of(energy_j, u95_j)}
+    return record | figures
+
+
+def _asked(
+    files: Sequence[str], by: Sequence[str], of_job: Sequence[Column], since: datetime.date | None
+) -> list[dict[str, Any]]:
+    keys = ", ".join(f'{BY[name]} AS "{name}"' for name in by)
+    seen = ", ".join(f'{_SEEN[c.name]} AS "{c.name}"' for c in of_job if c.name not in by)
+    where = "" if since is None else f" WHERE day >= DATE '{since.isoformat()}'"
+    sql = (
+        f"SELECT {keys}, {seen}, provenance, sum(energy_j) AS energy_j, sum(u_shared_j) AS u_shared_j, "
+        "sum(u_random_j * u_random_j) AS u_random_j2, sum(time_s) AS device_s, sum(missing_s) AS missing_s, "
+        "sum(idle_j) AS idle_j, sum(idle_s) AS idle_s, sum(idle_known_s) AS idle_known_s "
+        f"FROM read_parquet(?){where} GROUP BY {', '.join(map(str, range(1, len(by) + 1)))}, provenance ORDER BY ALL"
+    )
+    return ask(sql, files)
+
+
+def ask(sql: str, files: Sequence[str]) -> list[dict[str, Any]]:
+    """Rows by name of a SELECT over ``read_parquet(?)`` of the files. Raises `ConfigError` and `AnalysisError`."""
+    try:
+        import duckdb
+    except ImportError as error:
+        raise ConfigError(f"tables of jobs need DuckDB: {install_hint('campaign')}") from error
+    connection = duckdb.connect(":memory:", config={"python_enable_replacements": "false", "temp_directory": ""})
+    try:
+        result = connection.execute(sql, [list(files)])
+        names = [str(described[0]) for described in result.description or ()]
+        return [dict(zip(names, row, strict=True)) for row in result.fetchall()]
+    except (duckdb.Error, RuntimeError) as error:
+        raise AnalysisError(f"the files of jobs cannot be asked: {' '.join(str(error).split())}") from error
+    finally:
+        connection.close()
+
+
+# -- with the run files of jobs ----------------------------------------------------------------------------------------
+
+_PHASES = (
+    Column("phase_path", heading="phase"),
+    Column("provenance", heading="kind"),
+    Column("phases", "integer", "1", "phases that ended in recorded runs", "n"),
+    Column("energy_j", "number", "J", "joules of these phases by the run files", "J"),
+)
+
+
+def phase_totals(files: Sequence[str], index: Path, request: JobRequest) -> Table:
+    """Joules by phase of the jobs whose runs an index has, joined by the job's id and named by what the jobs' files say
+    of it. Phases inside others are rows of their own, and part of those around them."""
+    keys = [name for name in request.by if name not in ("node", "device", "day", "week", "month")]
+    if len(keys) < len(request.by):
+        raise ConfigError("phases are of whole jobs: with --index, --by takes job, name, user, account and partition")
+    sql = "SELECT DISTINCT id, job, name, \"user\", account, partition FROM read_parquet(?) WHERE id <> ''"
+    known = ask(sql, files)
+    of_id = {row["id"]: row for row in known}
+    opened = open_index(index)
+    rows = opened.table(("kind", "job_id", "phase_path", "device", "provenance", "n", "j_per_batch")).to_pylist()
+    sums: dict[tuple[Any, ...], list[float]] = {}
+    for row in rows:
+        job = of_id.get(row["job_id"])
+        if row["kind"] != "phase" or job is None or row["j_per_batch"] is None or not row["n"]:
+            continue
+        key = (*(job[name] for name in keys), row["phase_path"], row["provenance"])
+        own = sums.setdefault(key, [0, 0.0])
+        own[0] += row["n"]
+        own[1] += row["n"] * row["j_per_batch"]
+    lines = [(*key, *own) for key, own in sorted(sums.items(), key=lambda item: tuple(map(str, item[0])))]
+    if request.top is not None:
+        lines = sorted(lines, key=lambda line: -line[-1])[: request.top]
+    columns = [*(Column(name) for name in keys), *_PHASES]
+    notes = [f"by the run files of {opened.path}; phases inside others are part of those"]
+    table = make_table("phases", f"joules by {', '.join(keys)} and phase", columns, lines, notes, ())
+    return with_provenance(table, {str(line[-3]) for line in lines})
+
+
+def first_day(date: str) -> datetime.date:
+    """A day as ``--since`` takes it. Raises `ConfigError`."""
+    try:
+        return datetime.date.fromisoformat(date)
+    except ValueError:
+        raise ConfigError(f"--since {printable(date, limit=40)}: write a day, as in 2026-11-01") from None

@@ -1,0 +1,120 @@
+"""`joules jobs`: sums of many nodes by DuckDB, against sums made by hand."""
+
+import csv
+import io
+import json
+
+import numpy as np
+import pytest
+from command import joules
+from make_run import LineSpec, make_run, training
+
+from support.accounted import DAY, job_row, write_node
+
+pytest.importorskip("duckdb")
+
+
+@pytest.fixture(scope="module")
+def nodes(tmp_path_factory):
+    """Two nodes and three days: a job on both nodes, one that is idle, a processor's share, and nobody."""
+    folder = tmp_path_factory.mktemp("nodes")
+    both = [job_row(1, energy_j=1000.0), job_row(1, device="gpu1", energy_j=500.0), job_row(None, energy_j=50.0)]
+    write_node(folder / "n1", "n1", both)
+    second = [
+        job_row(1, energy_j=2000.0),
+        job_row(2, "bob", "p8", energy_j=300.0, day=DAY + 1, idle_s=30.0, idle_j=40.0),
+        job_row(2, "bob", "p8", "cpu0", 10.0, "modelled share", day=DAY + 1, known_s=0.0),
+        job_row(3, "bob", "p7", energy_j=7.0, day=DAY + 7),
+    ]
+    write_node(folder / "n2", "n2", second)
+    return folder
+
+
+def rows_of(capsys, *arguments):
+    code, out, err = joules(capsys, "jobs", *arguments, "--format", "csv")
+    assert (code, err) == (0, "")
+    return list(csv.DictReader(io.StringIO(out)))
+
+
+def test_a_job_is_the_sum_of_its_devices_and_nodes(nodes, capsys):
+    rows = {(row["job"], row["provenance"]): row for row in rows_of(capsys, nodes)}
+    job = rows["slurm 1", "measured"]
+    assert (job["user"], job["account"], job["gpus"], job["exit"], job["hours"]) == ("ana", "p7", "3", "0", "1.0")
+    assert job["begin_utc"] == "2026-11-02 00:00:01"
+    # What sensors share adds up one to one, the rest in quadrature.
+    assert float(job["energy_j"]) == 3500
+    assert float(job["u95_j"]) == pytest.approx(1.96 * np.hypot(0.01 * 3500, np.sqrt(300)), rel=1e-4)
+    assert (float(job["missing_s"]), float(job["device_s"])) == (3, 180)
+    assert rows["no job", "measured"]["user"] == ""
+    assert rows["slurm 2", "modelled share"]["energy_j"] == "10.0"
+    assert float(rows["slurm 2", "measured"]["idle_share"]) == 0.5
+    assert rows["slurm 2", "modelled share"]["idle_share"] == ""  # no driver says it of a processor
+
+
+def test_by_user_and_week_with_what_it_costs(nodes, capsys):
+    cost = ("--co2-g-per-kwh", 500, "--price-per-kwh", 0.3, "--currency", "EUR")
+    rows = rows_of(capsys, nodes, "--by", "user,week", *cost)
+    measured = {(r["user"], r["week"]): r for r in rows if r["provenance"] == "measured"}
+    assert set(measured) == {("ana", "2026-W45"), ("bob", "2026-W45"), ("bob", "2026-W46"), ("no job", "2026-W45")}
+    assert float(measured["ana", "2026-W45"]["co2_g"]) == pytest.approx(3500 / 3.6e6 * 500)
+    assert float(measured["ana", "2026-W45"]["cost_eur"]) == pytest.approx(3500 / 3.6e6 * 0.3)
+
+
+@pytest.mark.parametrize(
+    ("options", "accounts"),
+    [
+        ((), {"p7": 3507, "p8": 300, "no job": 50}),
+        (("--since", "2026-11-03"), {"p7": 7, "p8": 300}),
+        (("--top", 1), {"p7": 3507}),
+    ],
+)
+def test_accounts(nodes, capsys, options, accounts):
+    rows = rows_of(capsys, nodes, "--by", "account", *options)
+    assert {r["account"]: float(r["energy_j"]) for r in rows if r["provenance"] == "measured"} == accounts
+
+
+def test_one_node_a_sum_over_it_and_what_is_told_of_kinds(nodes, capsys):
+    assert {r["node"] for r in rows_of(capsys, nodes / "n1", "--by", "node")} == {"n1"}
+    code, out, _ = joules(capsys, "jobs", nodes, "--by", "account", "--top", 2)
+    assert code == 0
+    assert "the 2 of 4 rows with the most joules" in out
+
+
+def test_a_job_without_readings_is_there_and_has_no_joules(tmp_path, capsys):
+    write_node(tmp_path, "n1", [(*job_row(9)[:14], *[None] * 10)])
+    (row,) = rows_of(capsys, tmp_path, "--price-per-kwh", 1)
+    assert (row["job"], row["user"], row["energy_j"], row["cost"], row["gpus"]) == ("slurm 9", "ana", "", "", "0")
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (("--by", "usr"), "did you mean 'user'"),
+        (("--since", "yesterday"), "write a day"),
+        (("--top", "0"), "1 or more"),
+        (("--price-per-kwh", "-1"), "0 or more"),
+    ],
+)
+def test_what_is_asked_wrongly(nodes, capsys, options, text):
+    code, _, err = joules(capsys, "jobs", nodes, *options)
+    assert (code, err.count("\n")) == (2, 1)
+    assert text in err
+
+
+def test_phases_of_a_jobs_runs(nodes, tmp_path, capsys):
+    tr = training((64,), 8)
+    about = json.dumps({"host": "n1", "job_id": "1"})
+    lines = [LineSpec("gpu0.a", tr.power())]
+    (tmp_path / "runs").mkdir()
+    make_run(tmp_path / "runs" / "a.h5", lines, tr.phases, end_ns=tr.end_ns, environment=about)
+    make_run(tmp_path / "runs" / "b.h5", lines, tr.phases, end_ns=tr.end_ns)
+    assert joules(capsys, "index", tmp_path / "runs", "--jobs", 1)[0] == 0
+    rows = rows_of(capsys, nodes, "--by", "user", "--index", tmp_path / "runs")
+    code, out, _ = joules(capsys, "tables", tmp_path / "runs" / "a.h5", "--format", "csv")
+    phases = [row for row in csv.DictReader(io.StringIO(out)) if row["kind"] == "phase" and row["j_per_batch"]]
+    assert {(r["user"], r["phase_path"]): float(r["energy_j"]) for r in rows} == pytest.approx(
+        {("ana", row["phase_path"]): int(row["n"]) * float(row["j_per_batch"]) for row in phases}
+    )
+    code, _, err = joules(capsys, "jobs", nodes, "--by", "week", "--index", tmp_path / "runs")
+    assert code == 2
+    assert "whole jobs" in err
