@@ -9,7 +9,7 @@ import argparse
 from pathlib import Path
 
 from powerd_core.errors import ConfigError
-from powerd_core.keys import PORT
+from powerd_core.keys import PORT, control_url
 
 
 class Pmlib:
@@ -39,6 +39,38 @@ class Pmlib:
         return serve(arguments.url, arguments.listen, arguments.directory)
 
 
+class Export:
+    """`powerd export`."""
+
+    @staticmethod
+    def add_arguments(parser: argparse.ArgumentParser) -> None:
+        parser.description = (
+            "Serves joules, seconds without readings, faults, phases and leases as OpenMetrics, for Prometheus. An "
+            "ordinary reader: it disturbs no powerd. Needs powerd[export]."
+        )
+        parser.epilog = "powerd export tcp://127.0.0.1:7360 --listen 0.0.0.0:9402"
+        here = f"tcp://127.0.0.1:{PORT}"
+        parser.add_argument("urls", nargs="*", default=[here], metavar="URL", help=f"powerds (default {here})")
+        listen = "where it is scraped (default 127.0.0.1:9402: by this machine alone)"
+        parser.add_argument("--listen", default="127.0.0.1:9402", metavar="HOST:PORT", help=listen)
+        parser.add_argument("--keys", type=Path, metavar="DIR", help="directory of keys, for a powerd that wants them")
+        parser.add_argument("--certfile", metavar="FILE", help="serve by TLS, with this certificate")
+        parser.add_argument("--keyfile", metavar="FILE", help="and this key")
+
+    @staticmethod
+    def run(arguments: argparse.Namespace) -> int:
+        try:
+            from powerd_client.accounting.exporter import serve
+        except ImportError as error:
+            from powerd_client.host.log import install_hint
+
+            raise ConfigError(f"powerd export needs another package: {install_hint('export')}") from error
+        tls = {name: value for name in ("certfile", "keyfile") if (value := getattr(arguments, name))}
+        if len(tls) == 1:
+            raise ConfigError("--certfile and --keyfile go together")
+        return serve([control_url(url) for url in arguments.urls], arguments.listen, arguments.keys, tls)
+
+
 class Control:
     """`powerd control`."""
 
@@ -55,6 +87,7 @@ class Control:
         verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
         examples = {
             "status": "powerd control status",
+            "history": "powerd control history /var/lib/powerd/accounting --since 2026-11-01",
             "set": "powerd control set gpu0 power_cap_w=200",
             "release": "powerd control release 9a478d28ae887dfa",
             "check": "powerd control check",
@@ -66,6 +99,10 @@ class Control:
 
         status = verb("status", "what can be set, what it is set to, and who holds it")
         status.add_argument("--format", choices=("text", "json"), default="text", help="json for programs")
+        history = verb("history", "who held what, when, and what it drew, as powerd-accounting has kept it")
+        history.add_argument("folder", type=Path, metavar="DIR", help="the folder of powerd-accounting")
+        history.add_argument("--since", default="1970-01-01", metavar="DAY", help="as 2026-11-01, UTC (default: all)")
+        history.add_argument("--format", choices=("text", "json"), default="text", help="json for programs")
         held = verb("set", "hold a setting until Ctrl-C")
         held.add_argument("device", help="gpu0, several as gpu0,gpu1, or all")
         held.add_argument("levels", nargs="+", metavar="KNOB=LEVEL", help="power_cap_w=200, sm_clock_mhz=60%%, ...=min")
@@ -80,6 +117,10 @@ class Control:
 
     @staticmethod
     def run(arguments: argparse.Namespace) -> int:
+        if arguments.verb == "history":
+            from powerd_client.accounting import history
+
+            return history.run(arguments)
         from powerd_client.knobs import control_command
 
         return control_command.run(arguments)

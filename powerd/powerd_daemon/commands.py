@@ -38,6 +38,7 @@ _GROUPS = {
         "stats": "how a running powerd is doing",
         "sim-gpu": "simulate GPUs that obey caps and clocks",
         "control": "hold power caps and clocks, and see who holds them",
+        "export": "serve joules as OpenMetrics, for Prometheus",
         "pmlib": "let programs of pmlib's C library measure with a powerd",
     },
     "set up": {

@@ -28,6 +28,7 @@ class Part:
 
     name: str
     place: str = ""
+    mode: int = 0o644
 
 
 SERVICES: dict[str, tuple[Part, ...]] = {
@@ -38,6 +39,16 @@ SERVICES: dict[str, tuple[Part, ...]] = {
     "powerd-control": (
         Part("powerd-control.service"), Part("powerd-control.sysusers", "usr/lib/sysusers.d/powerd-control.conf"),
         Part("control.toml", "etc/powerd/control.toml"),
+    ),
+    "powerd-accounting": (
+        Part("powerd-accounting.service"),
+        Part("powerd-accounting.tmpfiles", "usr/lib/tmpfiles.d/powerd-accounting.conf"),
+        Part("slurm/prolog.sh", "usr/lib/powerd/slurm/prolog.sh", 0o755),
+        Part("slurm/epilog.sh", "usr/lib/powerd/slurm/epilog.sh", 0o755),
+    ),
+    "powerd-export": (
+        Part("powerd-export.service"), Part("prometheus/rules.yml", "usr/share/powerd/prometheus/rules.yml"),
+        Part("prometheus/dashboard.json", "usr/share/powerd/prometheus/dashboard.json"),
     ),
 }  # fmt: skip
 """By the name of the unit."""
@@ -64,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
         if before is None:
             is_written = True
             if not arguments.dry_run:
-                _write(place, text)
+                _write(place, text, part.mode)
             print(f"{'would write' if arguments.dry_run else 'written'}: {place}")
         elif before == text:
             print(f"is there: {place}")
@@ -105,17 +116,19 @@ def _content(place: Path) -> str | None:
         return ""
 
 
-def _write(place: Path, text: str) -> None:
+def _write(place: Path, text: str, mode: int) -> None:
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        ownership.replace(place, text, 0o644)
+        ownership.replace(place, text, mode)
     except OSError as error:
         who = "; run it as root, or give --root" if isinstance(error, PermissionError) else ""
         raise ConfigError(f"{place} cannot be written: {error.strerror}{who}") from error
 
 
 def _next(service: str) -> Iterable[str]:
-    yield "    systemd-sysusers && systemctl daemon-reload"
+    yield "    systemd-sysusers && systemd-tmpfiles --create && systemctl daemon-reload"
     if service == "powerd":
         yield "    udevadm control --reload && udevadm trigger"
+    if service == "powerd-accounting":
+        yield "    slurm.conf, if there is one: Prolog=/usr/lib/powerd/slurm/prolog.sh, Epilog=.../epilog.sh"
     yield f"    systemctl enable --now {service}"

@@ -584,3 +584,35 @@ def test_slurms_prolog_and_epilog_leave_what_is_read(tmp_path):
     subprocess.run(
         [folder / "prolog.sh"], env=of | {"POWERD_SPOOL": "/dev/null/x"}, check=True, stderr=subprocess.DEVNULL
     )
+
+
+# -- who held what, afterwards -----------------------------------------------------------------------------------------
+
+
+def told(held_rows):
+    return [(own.holder, own.cap_w, own.begin_s - NOON, own.end_s - NOON, round(own.energy_j)) for own in held_rows]
+
+
+def test_history_has_what_was_held_over_days_files_and_todays_rows(tmp_path, days, capsys):
+    from powerd_client.accounting.history import history
+
+    store, later = Store(tmp_path), (DAY + 1) * DAY_S + 700
+    states = [("gpu0", NOON, State(300.0)), ("gpu0", NOON + 10, State(200.0, None, "ada")),
+              ("gpu0", NOON + 20, State(250.0, None, "ada")), ("gpu0", NOON + 30, State(300.0))]  # fmt: skip
+    store.commit(SecondsIntegral(), [part(NOON + i) for i in range(40)], states, [], later)
+    days.publish(store, tmp_path, "n1", later)
+    tomorrow = NOON + DAY_S
+    store.commit(
+        SecondsIntegral(), [part(tomorrow)], [("gpu0", tomorrow, State(260.0, None, "ben"))], [], tomorrow + 60
+    )
+    store.close()
+    expected = [("ada", 200.0, 10, 20, 1000), ("ada", 250.0, 20, 30, 1000), ("ben", 260.0, DAY_S, DAY_S + 1, 100)]
+    assert told(history(tmp_path, 0)) == expected
+    assert told(history(tmp_path, tomorrow)) == expected[2:]
+
+
+def test_a_folder_that_is_none_has_no_history(tmp_path):
+    from powerd_client.accounting.history import history
+
+    with pytest.raises(ConfigError, match="no folder of powerd-accounting"):
+        history(tmp_path, 0)

@@ -19,6 +19,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice, pairwise
+from math import inf
 from pathlib import Path
 from typing import Any, cast
 
@@ -60,6 +61,8 @@ _DRIFT = 100e-6
 _QUIET_S = 3.0
 BETWEEN = "between phases"
 _SPARKS, _FIRST_EVENTS, _ADD_S = 60, 1000, 0.2
+_MOST_ROUNDS = 32
+"""So often frames are taken in a step: all that has come, unless it comes faster than it is taken."""
 _LOOK_S, _LOOK_SHARE = 5.0, 0.2
 """The energies of a recording are worked out so often, and take this share of a processor at most."""
 
@@ -155,14 +158,17 @@ class LiveLine:
             self.recent.popleft()
 
     def taken_j(self, t_ns: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Joules between moments of the board, which increase; what the trail has before the last is forgotten."""
+        """Joules between moments of the board, which increase."""
         if not self.trail:
             return np.zeros(len(t_ns) - 1)
         at, joules = (np.concatenate(column) for column in zip(*self.trail, strict=True))
-        while len(self.trail) > 1 and self.trail[0][0][-1] < t_ns[-1]:
-            self.trail.popleft()
         origin = float(at[0])
         return np.diff(np.interp(t_ns - origin, at - origin, joules))
+
+    def forget(self, until_ns: float) -> None:
+        """What the trail has before a moment of the board, as phases have been given it."""
+        while len(self.trail) > 1 and self.trail[0][0][-1] < until_ns:
+            self.trail.popleft()
 
     def fault_shares(self) -> dict[Fault, float]:
         """The share of readings that each fault took so far; all of them for a fault that lasts."""
@@ -225,21 +231,35 @@ class LiveBoard:
                 own.setdefault((device.name, line.line.provenance.value), []).append(line)
         return own
 
-    def take(self, event: Block | Gap) -> None:
-        """A frame of the data socket, in turn. Frames of another epoch of the powerd are left alone."""
-        stream = self._streams.get(event.stream)
-        if stream is None or event.epoch != self.description.epoch:
+    def take(self, *events: Block | Gap) -> None:
+        """Frames of the data socket, in turn; those of a stream that come together cost hardly more than one. Frames of
+        another epoch of the powerd are left alone."""
+        blocks: defaultdict[int, list[Block]] = defaultdict(list)
+        for event in events:
+            if event.stream not in self._streams or event.epoch != self.description.epoch:
+                continue
+            if isinstance(event, Block):
+                blocks[event.stream].append(event)
+            else:
+                self._take_blocks(event.stream, blocks.pop(event.stream, []))
+                self._take_gap(event)
+        for number, own in blocks.items():
+            self._take_blocks(number, own)
+
+    def _take_gap(self, event: Gap) -> None:
+        self.losses += 1
+        self.unknown_losses += event.lost < 0
+        self.lost_scans += max(event.lost, 0)
+        self.last_cause = event.cause
+        for line in (self.lines[line.name] for line in self._streams[event.stream].lines):
+            # A counter has counted on meanwhile.
+            line.is_after_loss = line.last is not None and line.line.quantity != "energy_j"
+
+    def _take_blocks(self, number: int, blocks: Sequence[Block]) -> None:
+        if not blocks:
             return
-        if isinstance(event, Gap):
-            self.losses += 1
-            self.unknown_losses += event.lost < 0
-            self.lost_scans += max(event.lost, 0)
-            self.last_cause = event.cause
-            for line in (self.lines[line.name] for line in stream.lines):
-                # A counter has counted on meanwhile.
-                line.is_after_loss = line.last is not None and line.line.quantity != "energy_j"
-            return
-        arrays = arrays_of((event,), stream)
+        stream = self._streams[number]
+        arrays = arrays_of(blocks, stream)
         for i, name in enumerate(line.name for line in stream.lines):
             own = self.lines[name]
             t_ns = arrays["t_ns"] + arrays["dt_ns"][:, i]
@@ -271,9 +291,13 @@ class LivePowerd:
         """Take what has arrived, ask for more, and compare clocks now and then."""
         link = self.link
         link.ask()
-        for event, _ in link.receive():
-            self.board.take(event)
+        for _ in range(_MOST_ROUNDS):  # a round takes a limited number of frames
+            events = [event for event, _ in link.receive()]
+            if not events:
+                break
+            self.board.take(*events)
             self._heard_s, self.trouble = time.monotonic(), ""
+            link.ask()
         try:
             while link.control.poll(0):
                 link.receive_control()
@@ -356,7 +380,7 @@ class Listener:
         """Give each phase of a run its joules, and ask for the readings since it began: before the first `step`.
         Whether the run records any of these powerds; another run is left alone."""
         sources = run.sources()
-        recorded = [p for p in self.powerds if p.board.description.epoch in sources.epochs or p.url in sources.urls]
+        recorded = sources.among(self.powerds)
         if not recorded:
             return False
         self.run, self.recorded, self.no_run = run, recorded, ""
@@ -390,11 +414,19 @@ class Listener:
         if self.run is not None and now_s - self._added_s > _ADD_S:
             self._added_s = now_s
             self.run.add_up(self.recorded)
+            self.forget(self.run)
         if now_s - self._spark_s > 1:
             self._spark_s = now_s
             for figures in self.devices():
                 self.sparks[figures.device, figures.provenance].append(figures.power_w)
         return descriptor in ready
+
+    def forget(self, *runs: RunPhases) -> None:
+        """Drop the readings whose joules all these runs have."""
+        done_ns = min((run.done_ns for run in runs), default=inf)
+        for powerd in self.powerds:
+            for line in powerd.board.lines.values():
+                line.forget(done_ns - (powerd.link.offset_ns or 0.0))
 
     def lines(self) -> list[LiveLine]:
         """Lines of all powerds, in their order."""
@@ -562,6 +594,16 @@ class RunSources:
     urls: frozenset[str]
     first_frames: dict[tuple[int, int], int]
     """The number of the first frame of each stream, by epoch and stream."""
+    job: str
+    """Of a cluster, that the run belongs to; empty where its environment says none."""
+
+    def among(self, powerds: Sequence[LivePowerd]) -> list[LivePowerd]:
+        """Those that the run records."""
+        return [p for p in powerds if p.board.description.epoch in self.epochs or p.url in self.urls]
+
+
+def _job_in(environment: object) -> str:
+    return str(environment.get("job_id") or "") if isinstance(environment, dict) else ""
 
 
 class RunPhases:
@@ -590,7 +632,7 @@ class RunPhases:
 
     def sources(self) -> RunSources:
         """What the beginning of the journal says of the powerds; nothing where the run has just ended."""
-        epochs, urls, first = set[int](), set[str](), dict[tuple[int, int], int]()
+        epochs, urls, first, job = set[int](), set[str](), dict[tuple[int, int], int](), ""
         with contextlib.suppress(RunFileError):
             for event, _, _ in islice(read_events(self.journal / "journal.bin"), _FIRST_EVENTS):
                 match event:
@@ -601,7 +643,9 @@ class RunPhases:
                         epochs.add(event.epoch)
                     case Message("epoch"):
                         urls.add(str(event.body.get("url")))
-        return RunSources(frozenset(epochs), frozenset(urls), first)
+                    case Message("run"):
+                        job = _job_in(event.body.get("environment"))
+        return RunSources(frozenset(epochs), frozenset(urls), first, job)
 
     @property
     def is_over(self) -> bool:
@@ -621,6 +665,16 @@ class RunPhases:
             rank = f"rank {about['rank']}" if "rank" in about else f"pid {about.get('pid', '?')}"
             phases.append(CurrentPhase(rank, process.path, process.ended.total()))
         return phases
+
+    @property
+    def done_ns(self) -> float:
+        """Up to when joules were given to phases, by the host's clock."""
+        return self._done[0] if self._done is not None else -inf
+
+    @property
+    def gpus(self) -> set[str]:
+        """The UUIDs of the GPUs that its processes say they use; empty where none says."""
+        return {str(d["uuid"]) for process in self._processes.values() for d in process.said.devices if d.get("uuid")}
 
     @property
     def ended(self) -> Counter[str]:

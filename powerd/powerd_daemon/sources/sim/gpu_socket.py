@@ -200,6 +200,12 @@ def truth_of(gpu: SimulatedGpu) -> dict[str, Any]:
     return {**exact, **ns, "now_s": gpu.now_s, "setters": gpu.setters, "faults": sorted(gpu.faults)}
 
 
+def visible_gpu() -> int:
+    """The number of the first GPU that this process may use; 0 where nothing says."""
+    first = os.environ.get("CUDA_VISIBLE_DEVICES", "").partition(",")[0]
+    return int(first) if first.isdecimal() else 0
+
+
 class SimGpu:
     """A client of a `powerd sim-gpu`. Each thread has a connection of its own."""
 
@@ -236,24 +242,28 @@ class SimGpu:
         bytes_: float = 0.0,
         wait_s: float = 0.0,
         *,
-        gpu: int = 0,
+        gpu: int | None = None,
         busy_w: float | None = None,
         exchange_s: float = 0.0,
     ) -> float:
         """Let a card work, and wait until it has: ``flops`` operations and ``bytes_`` of memory traffic behind
         ``wait_s`` of waiting. It takes as long as the card needs at its clocks. The seconds it took.
 
-        ``busy_w`` is what its kernels add to the card's floor at full clock.
+        ``busy_w`` is what its kernels add to the card's floor at full clock. Without ``gpu`` it is the first one that
+        CUDA_VISIBLE_DEVICES names, as a scheduler sets it.
         """
+        gpu = visible_gpu() if gpu is None else gpu
         card = self._card(gpu)
         return self.run(
             wait_s, flops / card.flops, bytes_ / card.bytes_per_s, busy_w or card.work_w, exchange_s=exchange_s, gpu=gpu
         )
 
     def run(
-        self, wait_s: float, core_s: float, memory_s: float, busy_w: float, *, exchange_s: float = 0.0, gpu: int = 0
-    ) -> float:
+        self, wait_s: float, core_s: float, memory_s: float, busy_w: float, *, exchange_s: float = 0.0,
+        gpu: int | None = None,
+    ) -> float:  # fmt: skip
         """The same in seconds at full clocks."""
+        gpu = visible_gpu() if gpu is None else gpu
         begin_s = now_s()
         work = dict(zip(PARTS, (wait_s, core_s, memory_s, busy_w, exchange_s), strict=True))
         return float(self._ask({"work": work, "gpu": gpu})["done_s"]) - begin_s
