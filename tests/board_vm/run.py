@@ -532,7 +532,7 @@ def page(board: Board, report: Report) -> None:
     is_planned = any(all(row in answer for row in rows) for answer in said)
     report.found(
         f"{len(commands)} commands of docs/howto/board.md",
-        "run as written, and the plan prints what docs/results/plan.txt shows" if is_planned and not failed else "; ".join(failed),
+        "run as written, and the plan prints what the page shows" if is_planned and not failed else "; ".join(failed),
         good=is_planned and not failed,
     )
 
