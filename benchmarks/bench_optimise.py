@@ -123,12 +123,11 @@ def compared(ours: Regrets, zeus: Regrets) -> tuple[str, tuple[float, float, flo
 
 
 def print_workloads(regrets: dict[str, Regrets]) -> None:
-    print("| device | job | zeus | ours | ours / zeus | first 20 |")
-    print("| --- | --- | --- | --- | --- | --- |")
+    print("device,job,regret_zeus,regret_ours,ours_over_zeus,cost_first_20_over_zeus")
     whole, first = (ratios(regrets["ours"], regrets["zeus"], which) for which in (0, 1))
     for i, (gpu, job) in enumerate(regrets["zeus"]):
-        means = " | ".join(f"{regrets[p][gpu, job][0].mean():.2f}" for p in ("zeus", "ours"))
-        print(f"| {gpu} | {job} | {means} | {whole[i]:.2f} | {first[i]:.3f} |", flush=True)
+        means = ",".join(f"{regrets[p][gpu, job][0].mean():.2f}" for p in ("zeus", "ours"))
+        print(f"{gpu},{job},{means},{whole[i]:.2f},{first[i]:.3f}", flush=True)
 
 
 class WindowedZeusPolicy(ZeusPolicy):

@@ -9,6 +9,8 @@ transcript alone).
 
 from __future__ import annotations
 
+import csv
+import io
 import os
 import re
 import subprocess
@@ -48,7 +50,7 @@ class Report:
     """The transcript of one machine, and one row of the report for each thing that was looked at."""
 
     def __init__(self, path: Path) -> None:
-        self.rows: list[str] = []
+        self.rows: list[tuple[str, str, int]] = []
         self.missed = 0
         self.path = path
         self._file = path.open("w")
@@ -64,7 +66,7 @@ class Report:
 
     def found(self, what: str, result: str, *, good: bool = True) -> None:
         self.missed += not good
-        self.rows.append(f"| {what} | {result}{'' if good else ' **(missed)**'} |")
+        self.rows.append((what, result, int(not good)))
         self.tell(f"\n=== {what}: {result}{'' if good else ' MISSED'}\n")
 
 
@@ -507,8 +509,8 @@ def page(board: Board, report: Report) -> None:
     """The commands of docs/howto/board.md and of its plan as they stand there, but for `joules`, which is for another
     machine, and the reboot, which `unit` does. i2c-stub has the sensors; `powerd calibrate` has the simulated card, for
     there is no load here."""
-    pages = (REPOSITORY / "docs" / name for name in ("howto/board.md", "results/board-plan.md"))
-    text = "\n".join(page.read_text() for page in pages).replace("\\\n", " ")
+    planned = (REPOSITORY / "docs/results/plan.txt").read_text()
+    text = f"{(REPOSITORY / 'docs/howto/board.md').read_text()}\n{planned}".replace("\\\n", " ")
     listed = re.findall(r"^(?:    |\$ )((?:sudo|powerd) .+?)(?:  +# .*)?$", text, re.MULTILINE)
     commands = [c for c in listed if c != "sudo reboot" and not c.endswith("&")]
     board.sh("rm /etc/powerd/powerd.toml; usermod -aG i2c lab; pkill -f '(mcp2221|stub)[.]py'", check=False)
@@ -525,9 +527,8 @@ def page(board: Board, report: Report) -> None:
             failed.append(f"`{command}`: status {board.status}")
         if command == "powerd scan --format toml":
             board.sh(f"cat >>/etc/powerd/powerd.toml <<'END'\n{said[-1]}\nEND")
-    planned = text.split("<!-- plan: begin -->")[1].split("<!-- plan: end -->")[0]
     # Which adapter a plan takes depends on the machine: here there may be a bus of this number.
-    rows = [row.partition("<-")[0].strip() for row in planned.splitlines() if not row.strip().startswith("powerd plan")]
+    rows = [row.partition("<-")[0].strip() for row in planned.splitlines()[1:]]
     is_planned = any(all(row in answer for row in rows) for answer in said)
     report.found(
         f"{len(commands)} commands of docs/howto/board.md",
@@ -607,18 +608,19 @@ def main() -> None:
     reports[-1].found(
         "everything, from nothing" if "BEGUN_S" in os.environ else "everything", f"{time.time() - begun_s:.0f} s"
     )
-    rows = "| what | result |\n| --- | --- |\n" + "\n".join(row for report in reports for row in report.rows)
+    rows = io.StringIO()
+    csv.writer(rows, lineterminator="\n").writerows(
+        [("what", "result", "missed"), *(row for report in reports for row in report.rows)]
+    )
     if not chosen:
         target = REPOSITORY / "docs/results/board-vm"
         texts = [f"######## Machine {i}\n{report.path.read_text()}" for i, report in enumerate(reports, 1)]
         if ARCH == "amd64":
             (target / "transcript.txt").write_text("\n\n".join(texts))
-            head, _, rest = (target / "README.md").read_text().partition("| what | result |")
-            below = rest.partition("\n\n")[2]
-            (target / "README.md").write_text(f"{head}{rows}\n\n{below}")
+            (target / "results.csv").write_text(rows.getvalue())
         else:
-            (target / f"transcript-{ARCH}.txt").write_text("\n\n".join([*texts, rows, ""]))
-    print(rows)
+            (target / f"transcript-{ARCH}.txt").write_text("\n\n".join([*texts, rows.getvalue()]))
+    print(rows.getvalue())
     for report in reports:
         report.close()
     sys.exit(any(report.missed for report in reports))

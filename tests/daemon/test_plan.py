@@ -22,6 +22,7 @@ from powerd_daemon.sources.ina.source import RailsOptions
 from powerd_daemon.sources.sim.bus import VirtualClock
 from powerd_daemon.sources.sim.source import SimOptions, SimSource
 
+ROOT = Path(__file__).parents[2]
 EIGHT = [{"name": f"l{i}", "address": 0x40 + i} for i in range(8)]
 
 
@@ -97,6 +98,19 @@ def test_single_reads_never_beat_combined_ones(count: int, scl_hz: float, bus_ev
         Bus("s", "f", 1, RailsOptions(scl_hz=scl_hz, rate_hz=1.0, bus_every=bus_every), bank)
     ).modes
     assert combined.limit_hz >= single.limit_hz
+
+
+def test_the_plan_in_the_results_is_what_the_command_prints(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    shown = (ROOT / "docs/results/plan.txt").read_text(encoding="utf-8")
+    command, _, printed = shown.removeprefix("$ powerd ").partition("\n")
+    assert main(command.split()) == 0
+    # Which adapter is taken depends on the machine: it may have a bus of this number.
+    assert [row.partition("<-")[0] for row in capsys.readouterr().out.splitlines()] == [
+        row.partition("<-")[0] for row in printed.splitlines()
+    ]
 
 
 def test_the_commands_print_and_refuse(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,6 +5,8 @@ Each victim meets each kind of fault once; some cells came on top.
 
 from __future__ import annotations
 
+import csv
+import io
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -361,18 +363,19 @@ def cells(moments: str = "all") -> Iterator[tuple[Cell, str]]:
                 yield cell, moment
 
 
-def to_markdown() -> str:
-    """The table as docs/results/faults.md shows it."""
-    rows = [
-        "| struck | how | how it is made | what may be lost (at the end of a run) | in `make test` |",
-        "| --- | --- | --- | --- | --- |",
-    ]
+def to_csv() -> str:
+    """docs/results/faults.csv; `tests/faults/rows.py` prints it."""
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(["struck", "how", "how it is made", "what may be lost", "at the end of a run", "in make test"])
     for cell in CELLS:
         if not cell.makes_sense:
-            rows.append(f"| {cell.victim} | {cell.kind} | makes no sense: {cell.made} | | |")
+            table.writerow([cell.victim, cell.kind, f"makes no sense: {cell.made}", "", "", ""])
             continue
-        loses = str(cell.loses)
-        if cell.loses_at_end is not None and cell.loses_at_end != cell.loses:
-            loses += f" ({cell.loses_at_end})"
-        rows.append(f"| {cell.victim} | {cell.kind} | {cell.made} | {loses} | {', '.join(cell.quick)} |")
-    return "\n".join(rows) + "\n"
+        at_end = "" if cell.loses_at_end in (None, cell.loses) else cell.loses_at_end
+        table.writerow([cell.victim, cell.kind, cell.made, cell.loses, at_end, " ".join(cell.quick)])
+    return text.getvalue()
+
+
+if __name__ == "__main__":
+    print(to_csv(), end="")
