@@ -414,7 +414,7 @@ class Meter:
         return PowerChooser(
             lambda least_w, default_w: CapSearch(least_w, default_w, metric, max_slowdown),
             lambda devices: Hold({option_of(knob): "default"}, devices, emit=self._emit, name=name, settle_s=settle_s),
-            None if live is None else lambda begin_ns, end_ns, wait_s: live().between(begin_ns, end_ns, wait_s),
+            None if live is None else lambda *window: live().between(*window),
             self._emit,
             window_s=window_s,
             knob=knob,

@@ -1,8 +1,8 @@
 """A power cap, or a clock, chosen inside a training: `Meter.optimise_power`.
 
 The chooser is told of every iteration. It sets caps (or clocks) under a lease, lets the device settle, measures windows
-of whole iterations, and hears from `cap_search` which cap comes next. Joules are those of the recording, by the
-estimator of all tables; they are worked out in a thread between two windows, never during one. Whatever fails, the
+of whole iterations, and hears from `cap_search` which cap comes next. Joules are those of the recording, by the plain
+integral of its readings; they are worked out in a thread between two windows, never during one. Whatever fails, the
 training goes on.
 """
 
@@ -40,8 +40,8 @@ _READINGS_S = 5.0
 KNOBS = ("power_cap", "sm_clock")
 """What may be chosen."""
 
-EnergyBetween = Callable[[int, int, float], Sequence[Energy]]
-"""The energies of all devices between two moments of the host's clock, waiting so many seconds for readings."""
+EnergyBetween = Callable[[int, int, float, Sequence[str]], Sequence[Energy]]
+"""The energies between two moments of the host's clock, waiting so many seconds for readings, of devices."""
 
 
 @dataclass(slots=True)
@@ -161,11 +161,10 @@ class PowerChooser:
         assert self._energy_between is not None
         energy_j = u95_j = 0.0
         for piece in pieces:
-            every = self._energy_between(piece.begin_ns, piece.end_ns, _READINGS_S)
-            ours = [energy for energy in every if energy.device in self._devices]
-            if len(ours) < len(self._devices):
+            every = self._energy_between(piece.begin_ns, piece.end_ns, _READINGS_S, self._devices)
+            if {energy.device for energy in every} != {*self._devices}:
                 return 0.0, 0.0, (every[0].note if every else "") or "the recording has not all of the held GPUs"
-            for energy in ours:
+            for energy in every:
                 if energy.energy_j is None or energy.is_lower_bound or energy.is_so_far:
                     return 0.0, 0.0, energy.note or "readings are missing"
                 energy_j += energy.energy_j
