@@ -265,7 +265,9 @@ class Meter:
             from powerd_client.training.torch_hooks import TorchMarks
 
             self._torch_marks = TorchMarks(self._mark, self.phase, self._writer, self._turn)
-            if wish := os.environ.get(OPTIMISE_ENVIRONMENT):
+            # Taken out: a program that this one starts is another training, or none.
+            wish = os.environ.pop(OPTIMISE_ENVIRONMENT, "")
+            if wish:
                 try:
                     self._begin_choice(json.loads(wish))
                 except (ConfigError, TypeError, ValueError) as error:
@@ -285,11 +287,14 @@ class Meter:
                 self._other_turns = 0
                 self._choice.step()
 
+    def _chooser_of(self, wish: str | Mapping[str, Any]) -> PowerChooser:
+        """What `optimise_power` gives for a metric, or its arguments, and its errors."""
+        return self.optimise_power(**({"metric": wish} if isinstance(wish, str) else wish))
+
     def _begin_choice(self, wish: str | Mapping[str, Any]) -> None:
-        """Choose as `optimise_power` does, by the updates of a watched training: ``wish`` is a metric, or arguments."""
+        """Choose by the updates of a watched training."""
         self._end_choice()
-        options: dict[str, Any] = {"metric": wish} if isinstance(wish, str) else dict(wish)
-        self._choice = self.optimise_power(**options).__enter__()
+        self._choice = self._chooser_of(wish).__enter__()
 
     def _end_choice(self) -> None:
         """Put back what was found."""

@@ -110,7 +110,9 @@ def test_what_searching_has_cost_is_told_against_the_best():
     assert extra_s < 0 < extra_j
 
 
-@pytest.mark.parametrize("wrong", [{"metric": "speed"}, {"max_slowdown": -0.1}, {"max_slowdown": math.nan}])
+@pytest.mark.parametrize(
+    "wrong", [{"metric": "speed"}, {"max_slowdown": -0.1}, {"max_slowdown": 5}, {"max_slowdown": math.nan}]
+)
 def test_what_is_no_metric_or_slowdown_is_refused(wrong):
     with pytest.raises(ConfigError):
         CapSearch(100.0, 260.0, **wrong)

@@ -148,6 +148,8 @@ def test_a_command_that_watches_nothing_is_told(tmp_path):
     [
         (("--optimise-power", "watts"), "no metric to choose a cap by"),
         (("--optimise-power", "edp", "--max-slowdown", "-1"), "give a share"),
+        (("--optimise-power", "edp", "--max-slowdown", "5"), "give a share"),
+        (("--max-slowdown", "0.05"), "give --optimise-power"),
         (("--optimise-power", "edp", "--power-cap", "200"), "give one of them"),
     ],
 )

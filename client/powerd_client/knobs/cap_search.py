@@ -93,11 +93,11 @@ class CapSearch:
     """The windows of one training, and what they say."""
 
     def __init__(self, least_w: float, default: float, metric: str = "edp", max_slowdown: float = 0.05) -> None:
-        """Raises `ConfigError` for a metric that is none, and for a slowdown that is no share of 0 or more."""
+        """Raises `ConfigError` for a metric that is none, and for a slowdown that is no share."""
         if metric not in METRICS:
             raise ConfigError(f"{metric!r} is no metric to choose a cap by: there are {', '.join(METRICS)}")
-        if not 0 <= max_slowdown < math.inf:
-            raise ConfigError(f"max_slowdown={max_slowdown}: give a share of the time, as 0.05 for 5 %")
+        if not 0 <= max_slowdown < 1:
+            raise ConfigError(f"max_slowdown={max_slowdown}: give a share of the time, from 0 to 1, as 0.05 for 5 %")
         self._least_w, self.default, self._exponents = float(least_w), float(default), METRICS[metric]
         self._slowest = math.log1p(max_slowdown)
         self._windows: list[Window] = []
