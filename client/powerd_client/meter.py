@@ -400,20 +400,20 @@ class Meter:
         At most 14 windows are measured: some caps, each beside a window at the default cap. Every window and the
         decision stand in the run as events ``power-choice``. The caps are a lease of the helper `powerd-control`, as
         those of `hold`: whatever becomes of this process, what was found stands again. Without a helper one line says
-        what is missing, and the training goes on unchanged. Of several local ranks the first decides, by its own
-        iterations, for all GPUs that they may use; the others do nothing. Raises `ConfigError` for what is no metric,
-        slowdown or knob; after that, nothing.
+        what is missing, and the training goes on unchanged. Of several ranks the first decides, by its own iterations,
+        for the GPUs of all, on all machines: call this in every rank. Each rank's own helper holds its GPUs, all of
+        them or none; they agree by the store of `torch.distributed`, without waiting for one another, and
+        ``decision`` is known to the first alone. Raises `ConfigError` for what is no metric, slowdown or knob; after
+        that, nothing.
         """
         from powerd_client.knobs.cap_search import CapSearch
         from powerd_client.knobs.control import Hold
-        from powerd_client.knobs.power_choice import KNOBS, SETTLE_S, Bystander, PowerChooser
+        from powerd_client.knobs.power_choice import KNOBS, SETTLE_S, PowerChooser
         from powerd_core.lease import option_of
 
         CapSearch(1.0, 2.0, metric, max_slowdown)  # what is wrong is said at once
         if knob not in KNOBS:
             raise ConfigError(f"{knob!r} is nothing to choose: there are {', '.join(KNOBS)}")
-        if not self._is_first_rank():
-            return Bystander()
         settle_s = SETTLE_S if settle_s is None else settle_s
         name, live = Path(sys.argv[0] or "python").name, self._live
         return PowerChooser(
