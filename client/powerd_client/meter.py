@@ -29,6 +29,7 @@ from powerd_client.journals.marks import MarkWriter
 from powerd_client.journals.ranks import Rendezvous
 from powerd_client.record.recording import Recording, take_part
 from powerd_core.errors import ConfigError, PeerError, PowerdError, RunFileError
+from powerd_core.marks import ITERATION
 
 if TYPE_CHECKING:
     from torch.nn import Module
@@ -102,7 +103,9 @@ class Meter:
         self._devices: list[dict[str, object]] = []
         self._torch_marks: TorchMarks | None = None
         self._choice: PowerChooser | None = None
-        """What chooses a cap by the updates of a watched training."""
+        """What chooses a cap by the updates of a watched training, or by phases ``iteration``."""
+        self._counts_marks = False
+        """Whether phases are its iterations."""
         self._choice_code: int | None = None
         self._other_turns = 0
         """Updates since the last one that counted."""
@@ -168,7 +171,10 @@ class Meter:
                 if not self._devices:
                     self._identify(self._writer)
                 kind = self._writer.kind(name, attributes, self._timing_name)
-            phase = self._phases[key] = Phase(self._mark, kind, partial(_energy_of, self._live, name))
+                if name == ITERATION and self._has_taken_wish():
+                    self._counts_marks = True
+            mark = self._mark_of_iteration if name == ITERATION and self._counts_marks else self._mark
+            phase = self._phases[key] = Phase(mark, kind, partial(_energy_of, self._live, name))
         return phase
 
     def energy(
@@ -265,21 +271,33 @@ class Meter:
             from powerd_client.training.torch_hooks import TorchMarks
 
             self._torch_marks = TorchMarks(self._mark, self.phase, self._writer, self._turn)
-            # Taken out: a program that this one starts is another training, or none.
-            wish = os.environ.pop(OPTIMISE_ENVIRONMENT, "")
-            if wish:
-                try:
-                    self._begin_choice(json.loads(wish))
-                except (ConfigError, TypeError, ValueError) as error:
-                    tell(f"no power cap is chosen: ${OPTIMISE_ENVIRONMENT}: {error}")
+            self._has_taken_wish()
         return self._torch_marks
+
+    def _has_taken_wish(self) -> bool:
+        """Choose as `joules record` was asked to; whether it was, and nobody has taken that yet."""
+        # Taken out: a program that this one starts is another training, or none.
+        wish = os.environ.pop(OPTIMISE_ENVIRONMENT, "")
+        if wish:
+            try:
+                self._begin_choice(json.loads(wish))
+            except (ConfigError, TypeError, ValueError) as error:
+                tell(f"no power cap is chosen: ${OPTIMISE_ENVIRONMENT}: {error}")
+        return bool(wish)
+
+    def _mark_of_iteration(self, code: int, thread: int | None = None) -> int | None:
+        """A mark of iterations that are phases, by which a cap is chosen."""
+        number = self._mark(code, thread)
+        if code < 0 and self._choice is not None:
+            self._choice.step()
+        return number
 
     def _turn(self, code: int) -> None:
         """The mark ``code``, just made, has ended an update of a watched training. Of several optimizers the first
         one's updates are the iterations; where these have ended, as of a model that is watched anew, another's are."""
         if self._timer is not None:
             self._timer.turn(code)
-        if self._choice is not None:
+        if self._choice is not None and not self._counts_marks:
             self._other_turns += 1
             if self._choice_code is None or self._other_turns > MOST_OTHER_TURNS:
                 self._choice_code = code
@@ -308,7 +326,7 @@ class Meter:
 
     def iterations(self, loader: Iterable[T], **attributes: Attribute) -> Loader[T]:
         """``loader`` for a plain loop: each turn is a phase ``iteration``, and begins with the wait ``data``."""
-        return Loader(loader, [self.phase("iteration", **attributes), self.phase("data")], self._cut)
+        return Loader(loader, [self.phase(ITERATION, **attributes), self.phase("data")], self._cut)
 
     def _cut(self, phase: Phase) -> None:
         """End a phase as one that was cut off."""

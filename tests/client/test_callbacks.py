@@ -389,6 +389,23 @@ def test_a_watched_script_chooses_as_joules_record_was_asked_to(monkeypatch, cap
     assert "no power cap is chosen" in capfd.readouterr().err
 
 
+def test_of_a_script_that_marks_by_hand_phases_are_the_iterations(monkeypatch):
+    chooser = Chooser()
+    monkeypatch.setattr(TapedMeter, "optimise_power", lambda self, **options: chooser)
+    monkeypatch.setenv("POWERD_OPTIMISE", '{"metric": "e"}')
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with TapedMeter() as meter:
+        for step in range(3):
+            with meter.phase("iteration", batch_size=4), meter.phase("forward"):
+                assert chooser.steps == step
+        meter.watch(model, optimizer)
+        with meter.phase("iteration", batch_size=8):
+            model(X).sum().backward()
+            optimizer.step()
+        assert chooser.steps == 4, "updates do not count, too"
+
+
 def test_a_choice_goes_on_with_a_training_that_is_watched_anew(monkeypatch):
     chooser = Chooser()
     monkeypatch.setattr(TapedMeter, "optimise_power", lambda self, **options: chooser)

@@ -303,14 +303,6 @@ class PowerChooser:
             return
         self._search, self.decision = None, decision
         cost_j, cost_s = search.spent(self._iterations)
-        values = {
-            "decision": asdict(decision),
-            "knob": self._knob,
-            "cost_j": cost_j,
-            "cost_s": cost_s,
-            "iterations": self._iterations.total(),
-        }
-        self._emit(POWER_CHOICE, values, self._now())
         text = f"the default {self._shown(decision.default)} is the best"
         if decision.level != decision.default:
             text = (
@@ -318,7 +310,17 @@ class PowerChooser:
                 f"(U95 {decision.saving_u95_j:.2g} J) "
                 f"of {decision.default_energy_j:.3g} J an iteration, which takes {100 * decision.slowdown:+.1f} % time"
             )
-        tell(f"{text}; the search took {cost_j:+.0f} J and {cost_s:+.1f} s against staying there from the beginning")
+        text = f"{text}; the search took {cost_j:+.0f} J and {cost_s:+.1f} s against staying there from the beginning"
+        values = {
+            "decision": asdict(decision),
+            "knob": self._knob,
+            "cost_j": cost_j,
+            "cost_s": cost_s,
+            "iterations": self._iterations.total(),
+            "text": text,
+        }
+        self._emit(POWER_CHOICE, values, self._now())
+        tell(text)
 
     def _shown(self, level: float) -> str:
         knob = GPU_KNOBS[self._knob]
