@@ -53,8 +53,8 @@ def cells_table(campaign: Campaign) -> Table:
     ]
     columns += figure_columns("one_card_j", "J", "J of one card") if design.analysis.instrument.moved_over else []
     if design.reference:
-        columns += figure_columns("e_ratio", "1", "E", meaning="joules over the reference's, block by block")
-        columns += figure_columns("edp_ratio", "1", "EDP", meaning="energy-delay product over the reference's")
+        columns += figure_columns("e_ratio", "1", "E/E ref", meaning="joules over the reference's, block by block")
+        columns += figure_columns("edp_ratio", "1", "EDP/EDP ref", meaning="energy-delay product over the reference's")
     else:
         columns.append(Column("power_w", "number", "W", heading="W"))
     # For programs (`joules pick`, pictures); people have them in tables of their own.
@@ -76,7 +76,7 @@ def cells_table(campaign: Campaign) -> Table:
         elif why is not None:
             text = f"no result: {why.reason}{f' ({shortened(why.text, 60)})' if why.text else ''}"
             rows.append({**cell.levels, "runs": 0, "note": text})
-    notes = [f"E and EDP: of those at {reference_text(design)}, in the same block"] if design.reference else []
+    notes = [f"ref: at {reference_text(design)}, in the same block"] if design.reference else []
     notes += ["joules of all cards, by what one of each kind took"] if design.analysis.instrument.moved_over else []
     notes += _quiet_verdicts(rows) + campaign.asked_notes + run_notes(design, history)
     return make_table("cells", f"Cells of {design.name}", columns, rows, notes)
@@ -342,13 +342,16 @@ def _settings(levels: Mapping[str, TableCell]) -> tuple[tuple[str, TableCell], .
 
 
 def testbed_table(campaign: Campaign) -> Table:
-    """The machines and devices on which the runs were made, as table 1 of Krzywaniak et al."""
-    beds = [m.result.rows[0] for m in campaign.runs]
+    """The machines and devices on which the runs were made, as table 1 of Krzywaniak et al.: a row for each kind of
+    device, with the runs that had it."""
+    runs = [{row.get("device"): row for row in reversed(m.result.rows)} for m in campaign.runs]
+    beds = [bed for run in runs for bed in run.values()]
     headings = {"device_name": "device", "memory_gib": "GiB", "least_power_limit_w": "least W",
                 "default_power_limit_w": "default W", "greatest_power_limit_w": "greatest W"}  # fmt: skip
     own = [name for name in TESTBED if any(name in bed for bed in beds)]
     columns = [replace(column(name, headings.get(name, "")), is_setting=False) for name in own]
-    counts = Counter(tuple(bed.get(name) for name in own) for bed in beds if own and set(own) & set(bed))
+    every = ({tuple(bed.get(name) for name in own) for bed in run.values() if set(own) & set(bed)} for run in runs)
+    counts = Counter(values for run in every for values in sorted(run, key=str))
     rows: list[dict[str, TableCell]] = [
         {**dict(zip(own, values, strict=True)), "runs": count} for values, count in counts.items()
     ]
