@@ -36,7 +36,7 @@ from powerd_client import Meter
 with Meter() as meter:
     for epoch in range(1, 4):
         time.sleep(0.2)
-        meter.result(epoch=epoch, top1=0.3 * epoch)
+        meter.result(epoch=epoch, top1=0.31 * epoch)
 """
 
 
