@@ -8,9 +8,9 @@ Zeus is the GlobalPowerLimitOptimizer of the package zeus 0.16 (``--zeus DIR`` s
 there are no such rows) with its default windows (10 + 40 iterations a limit, 25 W apart): once choosing by its own
 default cost, eta 0.5, and once by the metric that ours has. Ours is told the same steps, with its default windows and
 its default settling time. Both read the driver's counter of joules, which is renewed every 0.1 s: Zeus as it stands,
-ours between two renewals in proportion, and a second late. *Excess* is by how much the metric at the cap that was left
-is above its best at any whole watt, by the physics of the card. *Search* is what the iterations of the search took
-beyond as many at that cap.
+ours between two renewals in proportion, and a tenth of a second late. *Excess* is by how much the metric at the cap
+that was left is above its best at any whole watt, by the physics of the card. *Search* is what the iterations of the
+search took beyond as many at that cap.
 
 With ``--killed`` real trainings on a simulated GPU are killed by SIGKILL while they hold a cap: what limit does the
 card have two seconds later?
@@ -54,7 +54,7 @@ from powerd_daemon.sources.sim.gpu import RENEWAL_S, SimulatedGpu, SimulatedNode
 from powerd_daemon.sources.sim.nvml_face import NvmlFace, make_module
 
 LEAST_W, DEFAULT_W, _ = RTX_6000.limits_w
-BEGIN_S, LATE_S = 1000.0, 1.0
+BEGIN_S, LATE_S = 1000.0, 0.1
 WANDER_S = 30.0
 """Correlation time of the slow part of the iterations' length."""
 STARTS_S = 12.0

@@ -415,14 +415,13 @@ class Meter:
         ``window_s``      the least length of a window, which has five iterations at least
         ``settle_s``      how long to wait behind a change (0.3 s)
 
-        At most 14 windows are measured: some caps, each beside a window at the default cap. Every window and the
-        decision stand in the run as events ``power-choice``. The caps are a lease of the helper `powerd-control`, as
-        those of `hold`: whatever becomes of this process, what was found stands again. Without a helper one line says
-        what is missing, and the training goes on unchanged. Of several ranks the first decides, by its own iterations,
-        for the GPUs of all, on all machines: call this in every rank. Each rank's own helper holds its GPUs, all of
-        them or none; they agree by the store of `torch.distributed`, without waiting for one another, and
-        ``decision`` is known to the first alone. Raises `ConfigError` for what is no metric, slowdown or knob; after
-        that, nothing.
+        At most 14 windows are measured, every fourth at least at the default cap. Every window and the decision stand
+        in the run as events ``power-choice``. The caps are a lease of the helper `powerd-control`, as those of `hold`:
+        whatever becomes of this process, what was found stands again. Without a helper one line says what is missing,
+        and the training goes on unchanged. Of several ranks the first decides, by its own iterations, for the GPUs of
+        all, on all machines: call this in every rank. Each rank's own helper holds its GPUs, all or none; they agree by
+        the store of `torch.distributed`, without waiting for one another, and ``decision`` is known to the first alone.
+        Raises `ConfigError` for what is no metric, slowdown or knob; after that, nothing.
         """
         from powerd_client.knobs.cap_search import CapSearch
         from powerd_client.knobs.control import Hold

@@ -45,11 +45,11 @@ def test_a_clock_is_chosen_and_held():
 
 
 def test_a_training_whose_rest_cannot_repay_the_search_ends_it():
-    """With 300 iterations a search of 500 and more is cut off; one that knows it does not even begin."""
-    assert chosen(most=300)[0] is None
+    """With 200 iterations a search of 250 and more is cut off; one that knows it does not even begin."""
+    assert chosen(most=200)[0] is None
     _, whole, _, _ = chosen()
-    assert whole > 300
-    decision, done, limit_w, _ = chosen(most=300, iterations=300)
+    assert whole > 200
+    decision, done, limit_w, _ = chosen(most=200, iterations=200)
     assert (decision.level, limit_w) == (260.0, 260.0)
     assert done < 100
 
