@@ -109,6 +109,8 @@ def test_rank_0_of_fsdp_chooses_and_all_ranks_hold_that_cap(tmp_path):
     first, second = caps_of(tmp_path)
     assert first == second, "each cap was held on both machines"
     assert len(first) > 5
+    follower = read_run(tmp_path / "run.node1.h5").events
+    assert [e.values for e in follower if e.name == "power-choice"] == [{"decides": "rank 0"}]
 
 
 @pytest.mark.timeout(170)

@@ -138,6 +138,8 @@ class PowerChooser:
                 return
             self._hold, self._speaks = self._job, self._job.rank == 0
             self._job.offer(lambda: self._find_range(self._knob))
+            if self._job.rank:
+                self._emit(POWER_CHOICE, {"decides": "rank 0"}, self._now())
         reach = None if self._job.rank else self._job.reach()
         self._is_joining = reach is None and self._job.rank == 0
         if reach is not None:
