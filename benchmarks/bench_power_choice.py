@@ -16,12 +16,14 @@ With ``--killed`` real trainings on a simulated GPU are killed by SIGKILL while 
 card have two seconds later?
 
 With ``--live`` the comparison runs in real time: the trainings of a seed, one for each who chooses, run at once, each
-on a `powerd sim-gpu` of its own that tells its exact joules, and record themselves. *Choice s* is when the cap was
-chosen, *cpu %* what the process of the training has used of one core beyond the training that does not choose.
+on a `powerd sim-gpu` of its own that tells its exact joules, and record themselves. *By the card* is the metric of the
+whole training if each iteration had taken what the card's physics say at the cap that it had: a machine that is busy
+with other things changes joules and seconds, but that only by what is chosen. *Choice s* is when the cap was chosen,
+*cpu %* what the process of the training has used of one core beyond the training that does not choose.
 
     python benchmarks/bench_power_choice.py --zeus DIR
     python benchmarks/bench_power_choice.py --zeus DIR --killed
-    python benchmarks/bench_power_choice.py --zeus DIR --live --network vgg19 resnet50 --seeds 10 --iterations 1200
+    python benchmarks/bench_power_choice.py --zeus DIR --live --network vgg19 resnet50 --seeds 10 --iterations 1000
 """
 
 from __future__ import annotations
@@ -57,7 +59,7 @@ LEAST_W, DEFAULT_W, _ = RTX_6000.limits_w
 BEGIN_S, LATE_S = 1000.0, 0.1
 WANDER_S = 30.0
 """Correlation time of the slow part of the iterations' length."""
-STARTS_S = 12.0
+STARTS_S = 14.0
 """So long the trainings of a seed take to start, of which none is measured."""
 
 
@@ -321,11 +323,12 @@ def train_live(arguments: dict) -> None:
             sys.path.append(o.zeus)
             begin_step, is_done = zeus_optimizer(o.metric)
         time.sleep(max(0.0, arguments["begin_s"] - time.monotonic()))
-        begin, cpu_s, choice_s = gpu.truth(), time.process_time(), None
+        begin, cpu_s, choice_s, caps_w = gpu.truth(), time.process_time(), None, []
         with chooser:
             for _ in range(o.iterations):
                 begin_step()
                 work = work_of(network, math.exp(chance.gauss(0.0, o.jitter)))
+                caps_w.append(gpu.call("nvmlDeviceGetPowerManagementLimit", [0]) / 1e3)
                 gpu.run(work.wait_s, work.core_s, work.memory_s, work.busy_w)
                 if who == "ours":
                     chooser.step()
@@ -333,17 +336,22 @@ def train_live(arguments: dict) -> None:
                     choice_s = gpu.truth()["now_s"] - begin["now_s"]
             end, cpu_s = gpu.truth(), time.process_time() - cpu_s
             cap_w = gpu.call("nvmlDeviceGetPowerManagementLimit", [0]) / 1e3
-    row = {"energy_j": end["energy_j"] - begin["energy_j"], "time_s": end["now_s"] - begin["now_s"]}
+    of_energy, of_time = METRICS[o.metric]
+    every = [operate(RTX_6000, network, cap) for cap in caps_w]
+    card = fmean(at.energy_j for at in every) ** of_energy * fmean(at.time_s for at in every) ** of_time
+    at = operate(RTX_6000, network, DEFAULT_W)
+    row = {"by_card": card / (at.energy_j**of_energy * at.time_s**of_time)}
+    row |= {"energy_j": end["energy_j"] - begin["energy_j"], "time_s": end["now_s"] - begin["now_s"]}
     print(json.dumps(row | {"cap_w": cap_w, "choice_s": choice_s, "cpu_s": cpu_s}))
 
 
 def compare_live(o) -> None:
     metrics = dict.fromkeys(("default", "ours", *([f"zeus, by {o.metric}"] if o.zeus else [])), o.metric)
     head(o)
-    print("| network | seed | who | cap W | excess % | joules | seconds | metric | choice s | cpu % |")
-    print("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |")
+    print("| network | seed | who | cap W | excess % | joules | seconds | metric | by the card | choice s | cpu % |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |")
     found: dict[str, list[tuple[float, float]]] = {}
-    costs: dict[str, list[tuple[float, float]]] = {}
+    costs: dict[str, list[tuple[float, float, float]]] = {}
     for network in o.network:
         for seed in range(o.first_seed, o.first_seed + o.seeds):
             rows = train_at_once(o, network, seed, list(metrics))
@@ -352,17 +360,17 @@ def compare_live(o) -> None:
                 over, joules, seconds, whole = against(o, network, who, metrics[who], row, before)
                 found.setdefault(who, []).append((over, whole))
                 cpu, choice_s = (row["cpu_s"] - before["cpu_s"]) / row["time_s"], row["choice_s"] or math.inf
-                costs.setdefault(who, []).append((choice_s, cpu))
+                costs.setdefault(who, []).append((choice_s, cpu, row["by_card"]))
                 print(
                     f"| {network} | {seed} | {who} | {row['cap_w']:g} | {100 * over:.2f} | {joules:.4f} "
-                    f"| {seconds:.4f} | {whole:.4f} | {choice_s:.1f} | {100 * cpu:.2f} |",
+                    f"| {seconds:.4f} | {whole:.4f} | {row['by_card']:.4f} | {choice_s:.1f} | {100 * cpu:.2f} |",
                     flush=True,
                 )
     summary(found)
     for who, of in costs.items():
-        choices_s, cpus = zip(*of, strict=True)
+        choices_s, cpus, by_card = zip(*of, strict=True)
         times = f"{median(choices_s):.1f} s, at most {max(choices_s):.1f} s"
-        print(f"{who}: chosen after {times}; {fmean(cpus):.2%} of a core")
+        print(f"{who}: chosen after {times}; {fmean(cpus):.2%} of a core; metric by the card {fmean(by_card):.4f}")
 
 
 def train_at_once(o, network: str, seed: int, who: list[str]) -> dict[str, dict]:
