@@ -60,8 +60,8 @@ def test_of_several_ranks_without_a_process_group_the_first_decides_for_the_mach
     ranks = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}
     for name, number in ranks.items():
         monkeypatch.setenv(name, str(number))
-    decision, done, limit_w, _ = chosen(most=1000)
-    assert (decision is None, done == 1000, limit_w == RTX_6000.limits_w[1]) == (bool(rank),) * 3
+    decision, done, limit_w, _ = chosen(most=500)
+    assert (decision is None, done == 500, limit_w == RTX_6000.limits_w[1]) == (bool(rank),) * 3
 
 
 def test_several_machines_without_a_process_group_choose_nothing(monkeypatch, capfd):
