@@ -23,7 +23,7 @@ from powerd_daemon.sources.sim.gpu_socket import SimGpu
 kind, act = sys.argv[1:]
 torch.set_num_threads(1)
 torch.manual_seed(1)
-rank, network, gpu, full_s = int(os.environ["RANK"]), NETWORKS["vgg19"], SimGpu.here(), 0.03
+rank, network, gpu, full_s = int(os.environ["RANK"]), NETWORKS["vgg19"], SimGpu.here(), 0.02
 kernels_s = (1 - network.waiting) * full_s
 limit_w = lambda: gpu.call("nvmlDeviceGetPowerManagementLimit", [0]) / 1e3
 with Meter(out="run.h5", quiet=True) as meter:
@@ -40,7 +40,7 @@ with Meter(out="run.h5", quiet=True) as meter:
     if act == "refuse" and rank:
         somebody.acquire()
     over, collectives = torch.zeros(1), []
-    with meter.optimise_power("e", 0.5, window_s=0.3, settle_s=0.1) as chooser:
+    with meter.optimise_power("e", 0.5, window_s=0.2, settle_s=0.1) as chooser:
         for done in range(1500):
             with chooser.iteration():
                 model(torch.randn(4, 8)).sum().backward()
