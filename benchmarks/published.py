@@ -16,6 +16,8 @@ from math import sqrt
 from pathlib import Path
 from statistics import fmean
 
+import numpy as np
+
 from powerd_analytics.campaign_views.all_tables import campaign_tables
 from powerd_analytics.campaign_views.campaign_figures import Campaign, CellRow
 from powerd_analytics.campaign_views.group_tables import wholes
@@ -410,19 +412,45 @@ def krzywaniak(study: Study) -> Iterator[Number]:
                 yield Number("krzywaniak 2", name, r[column], Basis.FITTED, ours, 0.0, "%", is_independent=False)
 
 
-def left_out() -> Iterator[Number]:
-    """Each network of Table 2 predicted by a card that was fitted to the other five, with three of its own caps: the
-    times and watts at its other caps."""
+TABLE_2 = "krzywaniak/table2_rtx6000_power_caps.csv"
+
+
+def _points_of(rows: Iterable[Mapping[str, str]]) -> dict[str, dict[int, SweepPoint]]:
+    """By network and cap."""
     points: dict[str, dict[int, SweepPoint]] = {}
-    rows = rows_of("krzywaniak/table2_rtx6000_power_caps.csv")
     for r in rows:
         cap = int(r["power_cap_w"])
         points.setdefault(r["model"], {})[cap] = SweepPoint(cap, float(r["time_s"]), float(r["avg_power_w"]))
+    return points
+
+
+def _kept(points: Mapping[int, SweepPoint]) -> set[int]:
+    caps = sorted(points)
+    return {caps[0], caps[len(caps) // 2], caps[-1]}
+
+
+def straight_lines_pct() -> tuple[float, float]:
+    """What `left_out` is beside: how far, at worst, straight lines between the kept caps are off in time and in power,
+    per cent."""
+    off: tuple[list[float], list[float]] = [], []
+    for own in _points_of(rows_of(TABLE_2)).values():
+        kept = sorted(_kept(own))
+        for cap in set(own) - set(kept):
+            for to, name in zip(off, ("time_s", "power_w"), strict=True):
+                line, true = np.interp(cap, kept, [getattr(own[k], name) for k in kept]), getattr(own[cap], name)
+                to.append(100 * abs(line - true) / true)
+    return max(off[0]), max(off[1])
+
+
+def left_out() -> Iterator[Number]:
+    """Times and watts of each network of Table 2 between three of its own caps, by a card that was fitted to the other
+    five."""
+    rows = rows_of(TABLE_2)
+    points = _points_of(rows)
     for model, own in points.items():
         others = {name: tuple(of.values()) for name, of in points.items() if name != model}
         card = fit_card(others, V100).card  # from another card's constants
-        caps = sorted(own)
-        known = {caps[0], caps[len(caps) // 2], caps[-1]}
+        known = _kept(own)
         fit = fit_card({model: tuple(own[cap] for cap in sorted(known))}, card, keeps_card=True)
         for r in rows:
             cap = int(r["power_cap_w"])
@@ -467,7 +495,8 @@ def koszczal(study: Study) -> Iterator[Number]:
         why = "constants of the machine were chosen for it"
         yield Number("koszczal 1", f"{what}: cap", r["power_cap_w"], Basis.FITTED, watts, unit="W", why=why)
         tolerance = half_unit(printed) + u95
-        yield Number("koszczal 1", f"{what}: gain", printed, Basis.PREDICTED, saved, tolerance, "%")
+        at = f"ours at {watts:g} W, the printed one at {r['power_cap_w']} W"
+        yield Number("koszczal 1", f"{what}: gain", printed, Basis.PREDICTED, saved, tolerance, "%", at)
     saved_at = {n: (100 * (1 - row.energy.value), 100 * row.energy.u95) for n, row in rows.items()}
     yield from _koszczal_text(study, saved_at)
 
@@ -484,12 +513,11 @@ def _koszczal_text(study: Study, saved: Mapping[int, tuple[float, float]]) -> It
         speed_up = single.value / times.value
         basis = Basis.SET if cap == 260 else Basis.FITTED if (n, cap) == (8, 170) else Basis.PREDICTED
         own[f"time_{n}_gpu{'s' if n > 1 else ''}_{cap}_w"] = basis, times.value, times.u95
-        of = Basis.SET if cap == 260 else Basis.PREDICTED
-        own[f"speed_up_{n}_gpus_{cap}_w"] = of, speed_up, speed_up * share
+        own[f"speed_up_{n}_gpus_{cap}_w"] = basis, speed_up, speed_up * share
     protocol = {
         "default_cap": design.reference["power_cap_w"], "settable_cap_min": min(caps), "settable_cap_max": max(caps),
         "cap_step": sorted(set(caps))[1] - min(caps), "runs_per_cell": design.repeats.min,
-        "gpus_in_node": max(n for n, _ in at), "training_images": design.samples,
+        "gpus_in_node": max(n for n, _ in at),
     }  # fmt: skip
     own |= {name: (Basis.SET, float(str(value)), 0.0) for name, value in protocol.items() if value is not None}
     for r in rows_of("paper/koszczal_text_numbers.csv"):

@@ -29,6 +29,7 @@ from powerd_client.journals.marks import MarkWriter
 from powerd_client.journals.ranks import Rendezvous
 from powerd_client.record.recording import Recording, take_part
 from powerd_core.errors import ConfigError, PeerError, PowerdError, RunFileError
+from powerd_core.marks import ITERATION
 
 if TYPE_CHECKING:
     from torch.nn import Module
@@ -105,7 +106,9 @@ class Meter:
         self._devices: list[dict[str, object]] = []
         self._torch_marks: TorchMarks | None = None
         self._choice: PowerChooser | None = None
-        """What chooses a cap by the updates of a watched training."""
+        """What chooses a cap by the updates of a watched training, or by phases ``iteration``."""
+        self._counts_marks = False
+        """Whether phases are its iterations."""
         self._choice_code: int | None = None
         self._other_turns = 0
         """Updates since the last one that counted."""
@@ -173,7 +176,10 @@ class Meter:
                 if not self._devices:
                     self._identify(self._writer)
                 kind = self._writer.kind(name, attributes, self._timing_name)
-            phase = self._phases[key] = Phase(self._mark, kind, partial(_energy_of, self._live, name))
+                if name == ITERATION and self._has_taken_wish():
+                    self._counts_marks = True
+            mark = self._mark_of_iteration if name == ITERATION and self._counts_marks else self._mark
+            phase = self._phases[key] = Phase(mark, kind, partial(_energy_of, self._live, name))
         return phase
 
     def energy(
@@ -270,19 +276,33 @@ class Meter:
             from powerd_client.training.torch_hooks import TorchMarks
 
             self._torch_marks = TorchMarks(self._mark, self.phase, self._writer, self._turn)
-            if wish := os.environ.get(OPTIMISE_ENVIRONMENT):
-                try:
-                    self._begin_choice(json.loads(wish))
-                except (ConfigError, TypeError, ValueError) as error:
-                    tell(f"no power cap is chosen: ${OPTIMISE_ENVIRONMENT}: {error}")
+            self._has_taken_wish()
         return self._torch_marks
+
+    def _has_taken_wish(self) -> bool:
+        """Choose as `joules record` was asked to; whether it was, and nobody has taken that yet."""
+        # Taken out: a program that this one starts is another training, or none.
+        wish = os.environ.pop(OPTIMISE_ENVIRONMENT, "")
+        if wish:
+            try:
+                self._begin_choice(json.loads(wish))
+            except (ConfigError, TypeError, ValueError) as error:
+                tell(f"no power cap is chosen: ${OPTIMISE_ENVIRONMENT}: {error}")
+        return bool(wish)
+
+    def _mark_of_iteration(self, code: int, thread: int | None = None) -> int | None:
+        """A mark of iterations that are phases, by which a cap is chosen."""
+        number = self._mark(code, thread)
+        if code < 0 and self._choice is not None:
+            self._choice.step()
+        return number
 
     def _turn(self, code: int) -> None:
         """The mark ``code``, just made, has ended an update of a watched training. Of several optimizers the first
         one's updates are the iterations; where these have ended, as of a model that is watched anew, another's are."""
         if self._timer is not None:
             self._timer.turn(code)
-        if self._choice is not None:
+        if self._choice is not None and not self._counts_marks:
             self._other_turns += 1
             if self._choice_code is None or self._other_turns > MOST_OTHER_TURNS:
                 self._choice_code = code
@@ -290,11 +310,14 @@ class Meter:
                 self._other_turns = 0
                 self._choice.step()
 
+    def _chooser_of(self, wish: str | Mapping[str, Any]) -> PowerChooser:
+        """What `optimise_power` gives for a metric, or its arguments, and its errors."""
+        return self.optimise_power(**({"metric": wish} if isinstance(wish, str) else wish))
+
     def _begin_choice(self, wish: str | Mapping[str, Any]) -> None:
-        """Choose as `optimise_power` does, by the updates of a watched training: ``wish`` is a metric, or arguments."""
+        """Choose by the updates of a watched training."""
         self._end_choice()
-        options: dict[str, Any] = {"metric": wish} if isinstance(wish, str) else dict(wish)
-        self._choice = self.optimise_power(**options).__enter__()
+        self._choice = self._chooser_of(wish).__enter__()
 
     def _end_choice(self) -> None:
         """Put back what was found."""
@@ -308,7 +331,7 @@ class Meter:
 
     def iterations(self, loader: Iterable[T], **attributes: Attribute) -> Loader[T]:
         """``loader`` for a plain loop: each turn is a phase ``iteration``, and begins with the wait ``data``."""
-        return Loader(loader, [self.phase("iteration", **attributes), self.phase("data")], self._cut)
+        return Loader(loader, [self.phase(ITERATION, **attributes), self.phase("data")], self._cut)
 
     def _cut(self, phase: Phase) -> None:
         """End a phase as one that was cut off."""
@@ -397,29 +420,28 @@ class Meter:
         ``window_s``      the least length of a window, which has five iterations at least
         ``settle_s``      how long to wait behind a change (0.3 s)
 
-        At most 14 windows are measured: some caps, each beside a window at the default cap. Every window and the
-        decision stand in the run as events ``power-choice``. The caps are a lease of the helper `powerd-control`, as
-        those of `hold`: whatever becomes of this process, what was found stands again. Without a helper one line says
-        what is missing, and the training goes on unchanged. Of several local ranks the first decides, by its own
-        iterations, for all GPUs that they may use; the others do nothing. Raises `ConfigError` for what is no metric,
-        slowdown or knob; after that, nothing.
+        At most 14 windows are measured, every fourth at least at the default cap. Every window and the decision stand
+        in the run as events ``power-choice``. The caps are a lease of the helper `powerd-control`, as those of `hold`:
+        whatever becomes of this process, what was found stands again. Without a helper one line says what is missing,
+        and the training goes on unchanged. Of several ranks the first decides, by its own iterations, for the GPUs of
+        all, on all machines: call this in every rank. Each rank's own helper holds its GPUs, all or none; they agree by
+        the store of `torch.distributed`, without waiting for one another, and ``decision`` is known to the first alone.
+        Raises `ConfigError` for what is no metric, slowdown or knob; after that, nothing.
         """
         from powerd_client.knobs.cap_search import CapSearch
         from powerd_client.knobs.control import Hold
-        from powerd_client.knobs.power_choice import KNOBS, SETTLE_S, Bystander, PowerChooser
+        from powerd_client.knobs.power_choice import KNOBS, SETTLE_S, PowerChooser
         from powerd_core.lease import option_of
 
         CapSearch(1.0, 2.0, metric, max_slowdown)  # what is wrong is said at once
         if knob not in KNOBS:
             raise ConfigError(f"{knob!r} is nothing to choose: there are {', '.join(KNOBS)}")
-        if not self._is_first_rank():
-            return Bystander()
         settle_s = SETTLE_S if settle_s is None else settle_s
         name, live = Path(sys.argv[0] or "python").name, self._live
         return PowerChooser(
             lambda least_w, default_w: CapSearch(least_w, default_w, metric, max_slowdown),
             lambda devices: Hold({option_of(knob): "default"}, devices, emit=self._emit, name=name, settle_s=settle_s),
-            None if live is None else lambda begin_ns, end_ns, wait_s: live().between(begin_ns, end_ns, wait_s),
+            None if live is None else lambda *window: live().between(*window),
             self._emit,
             window_s=window_s,
             knob=knob,

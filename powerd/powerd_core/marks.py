@@ -27,6 +27,8 @@ _PRIME, THREAD_BITS = 251, 24
 _SEAL = b',"crc":"%08x"}'
 _SEAL_BYTES = len(_SEAL % 0)
 EDGE = Struct("<Qq")
+ITERATION = "iteration"
+"""The name of the phases that are a step of a training each."""
 OTHERS = "gpu-processes"
 """The name of events that say which other programs a GPU's driver lists."""
 SEGMENT_RECORDS = 65536

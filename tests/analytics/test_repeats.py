@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from make_campaign import one_run
 
-from powerd_analytics.frame.figure import Figure
+from powerd_analytics.frame.figure import Figure, figure_of
 from powerd_analytics.frame.figures import frame_from, of_kind, rows_of, run_frame, together, worked_out
 from powerd_analytics.frame.means import mean_of_repeats
 from powerd_analytics.frame.repeats import averaged
@@ -67,6 +67,17 @@ def test_the_mean_of_three_runs_has_two_degrees_of_freedom():
     assert (mean["runs"], mean["degrees_of_freedom"], mean["j_per_batch"]) == (3, 2, 10.0)
     assert mean["u95_j"] == pytest.approx(4.303 / 3**0.5, rel=1e-3)
     assert mean["power_w"] == pytest.approx(100.0)
+
+
+def test_seconds_and_joules_have_degrees_of_freedom_of_their_own():
+    """Joules agree to the last digit, and are as sure as each run says; seconds scatter."""
+    rows = (row(i, s_per_batch=s, u_statistical_j=0.1) for i, s in enumerate((0.1, 0.11, 0.12)))
+    (mean,) = rows_of(averaged(frame(*rows)))
+    assert (mean["degrees_of_freedom"], mean["degrees_of_freedom_s"]) == (None, 2)
+    assert figure_of(mean, "s_per_batch").u95 == pytest.approx(4.303 * 0.01 / 3**0.5, rel=1e-3)
+    assert figure_of(mean, "j_per_batch").u95 == pytest.approx(1.96 * 0.1 / 3**0.5, rel=1e-3)
+    (mean,) = rows_of(averaged(frame(*(row(i, j_per_batch=j) for i, j in enumerate((9.0, 10.0, 11.0))))))
+    assert (mean["degrees_of_freedom"], mean["degrees_of_freedom_s"]) == (2, None)
 
 
 @pytest.mark.parametrize("name", ["seed", "random_seed", "run_id", "output_dir", "out", "log_dir", "run_name"])

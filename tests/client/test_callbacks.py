@@ -1,5 +1,7 @@
 """The callbacks against the documented order of their libraries' events."""
 
+import importlib
+import os
 import sys
 import types
 
@@ -7,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from powerd_core.errors import ConfigError
 from support.tape import TapedMeter
 
 
@@ -184,9 +187,28 @@ def test_an_exception_under_lightning_cuts_what_is_open(lightning, meter):
     assert meter.tree() == "forward!"
 
 
+def hugging_face(stand_in):
+    """A module with a Trainer that trains as its ``fit`` does."""
+
+    class Trainer:
+        def __init__(self, fit, callbacks):
+            self.fit, self.callback_handler = fit, types.SimpleNamespace(callbacks=callbacks)
+
+        def train(self):
+            model = nn.Linear(3, 2)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            for callback in self.callback_handler.callbacks:
+                callback.on_train_begin(None, None, None, model=model, optimizer=optimizer)
+            return self.fit()
+
+    stand_in("transformers", "TrainerCallback", "powerd_client.callbacks.transformers")
+    sys.modules["transformers"].Trainer = Trainer
+    return Trainer
+
+
 @pytest.fixture
 def transformers(stand_in, meter):
-    stand_in("transformers", "TrainerCallback", "powerd_client.callbacks.transformers")
+    hugging_face(stand_in)
     from powerd_client.callbacks.transformers import PowerdCallback
 
     return PowerdCallback(meter, batch_size=4)
@@ -223,7 +245,7 @@ def test_trainers_order_of_events(transformers, meter):
 @pytest.mark.parametrize(("found", "stated", "expected"), [(None, {}, 16), (8, {}, 8), (None, {"batch_size": 4}, 4)])
 def test_the_batch_size_is_that_of_the_trainers_arguments(stand_in, meter, found, stated, expected):
     """Unless the search for one that fits the memory has found another, or the user states it."""
-    stand_in("transformers", "TrainerCallback", "powerd_client.callbacks.transformers")
+    hugging_face(stand_in)
     from powerd_client.callbacks.transformers import PowerdCallback
 
     callback, model, loader = PowerdCallback(meter, **stated), nn.Linear(3, 2), Loader()
@@ -279,7 +301,7 @@ class Chooser:
 
 @pytest.mark.parametrize("wish", ["edp", {"metric": "e", "max_slowdown": 0.1}])
 def test_a_trainer_chooses_its_cap_by_its_updates(stand_in, meter, monkeypatch, wish):
-    stand_in("transformers", "TrainerCallback", "powerd_client.callbacks.transformers")
+    hugging_face(stand_in)
     from powerd_client.callbacks.transformers import PowerdCallback
 
     chooser, asked = Chooser(), []
@@ -293,10 +315,37 @@ def test_a_trainer_chooses_its_cap_by_its_updates(stand_in, meter, monkeypatch, 
     assert (chooser.steps, chooser.ended) == (5, 0)
     callback.on_train_end(None, None, None)
     assert chooser.ended == 1
-    assert asked == [{"metric": "edp"} if wish == "edp" else wish]
+    assert asked == [{"metric": "edp"} if wish == "edp" else wish] * 2, "once when it was made, to look at the wish"
     model(X).sum().backward()
     optimizer.step()
     assert chooser.steps == 5
+
+
+def test_a_trainer_lets_go_when_its_training_raises(stand_in, meter, monkeypatch):
+    trainer = hugging_face(stand_in)
+    from powerd_client.callbacks.transformers import PowerdCallback
+
+    chooser = Chooser()
+    monkeypatch.setattr(meter, "optimise_power", lambda **options: chooser)
+    callback = PowerdCallback(meter, optimise_power="edp")
+    with pytest.raises(ZeroDivisionError):
+        trainer(lambda: 1 / 0, [callback]).train()
+    assert chooser.ended == 1
+    assert trainer(lambda: "trained", [callback]).train() == "trained"
+    assert chooser.ended == 2
+
+
+@pytest.mark.parametrize("module", ["transformers", "lightning"])
+def test_a_wish_that_nobody_can_fulfil_is_refused_when_the_callback_is_made(stand_in, meter, module):
+    if module == "transformers":
+        hugging_face(stand_in)
+    else:
+        stand_in("lightning.pytorch", "Callback", "powerd_client.callbacks.lightning")
+    callbacks = importlib.import_module(f"powerd_client.callbacks.{module}")
+    with pytest.raises(ConfigError, match="no metric to choose a cap by"):
+        callbacks.PowerdCallback(meter, optimise_power="watts")
+    with pytest.raises(ConfigError, match="give a share"):
+        callbacks.PowerdCallback(meter, optimise_power={"metric": "e", "max_slowdown": 5})
 
 
 def test_lightning_chooses_its_cap_and_lets_go_at_an_exception(lightning, meter, monkeypatch):
@@ -333,10 +382,28 @@ def test_a_watched_script_chooses_as_joules_record_was_asked_to(monkeypatch, cap
         assert chooser.steps == 4, "of two optimizers the first one's steps are iterations"
     assert chooser.ended == 1
     assert asked == [{"metric": "edp", "max_slowdown": 0.2}]
+    assert "POWERD_OPTIMISE" not in os.environ, "a program that this one starts would choose, too"
     monkeypatch.setenv("POWERD_OPTIMISE", "no JSON")
     with TapedMeter() as meter:
         meter.watch(model, optimizers[0])
     assert "no power cap is chosen" in capfd.readouterr().err
+
+
+def test_of_a_script_that_marks_by_hand_phases_are_the_iterations(monkeypatch):
+    chooser = Chooser()
+    monkeypatch.setattr(TapedMeter, "optimise_power", lambda self, **options: chooser)
+    monkeypatch.setenv("POWERD_OPTIMISE", '{"metric": "e"}')
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with TapedMeter() as meter:
+        for step in range(3):
+            with meter.phase("iteration", batch_size=4), meter.phase("forward"):
+                assert chooser.steps == step
+        meter.watch(model, optimizer)
+        with meter.phase("iteration", batch_size=8):
+            model(X).sum().backward()
+            optimizer.step()
+        assert chooser.steps == 4, "updates do not count, too"
 
 
 def test_a_choice_goes_on_with_a_training_that_is_watched_anew(monkeypatch):

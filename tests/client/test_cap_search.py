@@ -54,14 +54,14 @@ def test_the_chosen_cap_is_the_best_that_is_fast_enough_also_under_drift(card, n
 
 
 @given(cards, networks, metrics, slowdowns)
-def test_every_candidate_stands_beside_a_reference(card, network, metric, max_slowdown):
+def test_at_most_three_candidates_stand_between_two_references(card, network, metric, max_slowdown):
     card = CARDS[card]
     least, default, _ = card.limits_w
     caps = searched(card, NETWORKS[network], CapSearch(least, default, metric, max_slowdown))
     assert caps[0] == caps[-1] == default
     for i, cap_w in enumerate(caps):
         assert least <= cap_w <= default
-        assert cap_w == default or default in (caps[i - 1], caps[i + 1])
+        assert default in caps[i : i + 4]
 
 
 @given(networks, metrics)
@@ -110,7 +110,9 @@ def test_what_searching_has_cost_is_told_against_the_best():
     assert extra_s < 0 < extra_j
 
 
-@pytest.mark.parametrize("wrong", [{"metric": "speed"}, {"max_slowdown": -0.1}, {"max_slowdown": math.nan}])
+@pytest.mark.parametrize(
+    "wrong", [{"metric": "speed"}, {"max_slowdown": -0.1}, {"max_slowdown": 5}, {"max_slowdown": math.nan}]
+)
 def test_what_is_no_metric_or_slowdown_is_refused(wrong):
     with pytest.raises(ConfigError):
         CapSearch(100.0, 260.0, **wrong)

@@ -9,12 +9,14 @@ from types import SimpleNamespace
 
 import pytest
 
+from powerd_analytics.energy.devices import load_parts
+from powerd_analytics.runs.run import read_run
 from powerd_client import Energy, EnergyLog, Meter, load_ipython_extension, log_totals, open_run
 from powerd_client.energies.live_energy import LiveRun
 from powerd_client.record.recording import record_command
 from powerd_client.runs.runfile import read_objects
 from powerd_core.wire import Message, encode
-from support.small_run import OFFSET_NS, description, frames, head, make_journal
+from support.small_run import OFFSET_NS, description, frames, head, make_journal, make_run_file
 from support.steady import steady_daemon, wait_for
 from support.tape import TapedMeter
 
@@ -151,6 +153,24 @@ def test_readings_of_the_time_before_are_not_yet_those_of_the_phase(tmp_path):
     (energy,) = live.ask("forward", None)
     assert (energy.is_resolvable, energy.is_so_far) == (False, True)
     assert "have not arrived" in energy.note
+
+
+def test_energies_between_two_moments_are_the_integral_of_what_has_come(tmp_path):
+    """They choose caps: the same joules as those of the file, and none before the last readings are there."""
+    out = tmp_path / "run.h5"
+    live = LiveRun(make_journal(out, [*head(), description(), *frames(blocks=30)], marks=False), out, 0)
+    begin_ns, middle_ns, end_ns = (OFFSET_NS + n * 10**6 for n in (100, 500, 1100))
+    whole, first, second = (
+        live.between(*edges, 0.0, ["gpu0"])[0]
+        for edges in ((begin_ns, end_ns), (begin_ns, middle_ns), (middle_ns, end_ns))
+    )
+    (part,) = load_parts(read_run(make_run_file(tmp_path / "file.h5")), "gpu0")
+    joules = sum(float(signal.integral().between(begin_ns, end_ns)) for signal in part.signals)
+    assert whole.energy_j == pytest.approx(joules) == pytest.approx(first.energy_j + second.energy_j)
+    assert (whole.provenance, whole.device, whole.is_lower_bound) == ("simulated", "gpu0", False)
+    (late,) = live.between(begin_ns, OFFSET_NS + 3 * 10**9, 0.0)
+    assert (late.energy_j, late.is_so_far) == (None, True)
+    assert live.between(begin_ns, end_ns, 0.0, ["gpu1"])[0].energy_j is None
 
 
 def test_a_tracker_gets_joules_every_few_iterations():

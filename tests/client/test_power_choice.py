@@ -6,7 +6,6 @@ import pytest
 from bench_power_choice import RTX_6000, VirtualTraining, excess, make_chooser
 
 from powerd_client import Meter
-from powerd_client.knobs.power_choice import Bystander
 from powerd_core.errors import ConfigError
 from powerd_core.gpu_physics import NETWORKS, operate
 
@@ -46,26 +45,32 @@ def test_a_clock_is_chosen_and_held():
 
 
 def test_a_training_whose_rest_cannot_repay_the_search_ends_it():
-    """With 300 iterations a search of 500 and more is cut off; one that knows it does not even begin."""
-    assert chosen(most=300)[0] is None
+    """With 200 iterations a search of 250 and more is cut off; one that knows it does not even begin."""
+    assert chosen(most=200)[0] is None
     _, whole, _, _ = chosen()
-    assert whole > 300
-    decision, done, limit_w, _ = chosen(most=300, iterations=300)
+    assert whole > 200
+    decision, done, limit_w, _ = chosen(most=200, iterations=200)
     assert (decision.level, limit_w) == (260.0, 260.0)
     assert done < 100
 
 
-def test_of_several_ranks_the_first_decides_and_the_others_do_nothing(monkeypatch, tmp_path):
-    asked = []
-    monkeypatch.setattr("powerd_client.knobs.power_choice.connect", lambda *_: asked.append(1))
-    monkeypatch.setenv("LOCAL_RANK", "1")
-    meter = Meter.__new__(Meter)
-    with meter.optimise_power("edp", 0.5) as chooser:
-        for _ in range(50):
-            with chooser.iteration():
-                pass
-    assert isinstance(chooser, Bystander)
-    assert (chooser.decision, asked) == (None, [])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_of_several_ranks_without_a_process_group_the_first_decides_for_the_machine(monkeypatch, rank):
+    """What it holds there is what `own_devices` says; the others ask nobody."""
+    ranks = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}
+    for name, number in ranks.items():
+        monkeypatch.setenv(name, str(number))
+    decision, done, limit_w, _ = chosen(most=500)
+    assert (decision is None, done == 500, limit_w == RTX_6000.limits_w[1]) == (bool(rank),) * 3
+
+
+def test_several_machines_without_a_process_group_choose_nothing(monkeypatch, capfd):
+    ranks = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 1}
+    for name, number in ranks.items():
+        monkeypatch.setenv(name, str(number))
+    assert chosen(most=50)[0] is None
+    (line,) = capfd.readouterr().err.splitlines()
+    assert "no power cap is chosen: torch.distributed has no process group" in line
 
 
 def test_what_cannot_be_chosen_is_refused():

@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from powerd_client.knobs import control
+from powerd_client.knobs.cap_search import CapSearch
 from powerd_client.knobs.control import Hold, connect
+from powerd_client.knobs.power_choice import PowerChooser
 from powerd_core.errors import ConfigError, ControlDenied, ControlError, LeaseHeld
 from powerd_core.lease import KNOB_OF_OPTION, Request, Wish, read_answer
 from powerd_core.verdict import Verdict
@@ -79,6 +81,20 @@ class TestHold:
         with pytest.raises(ControlError, match=r"start `powerd-control`.*docs/howto/control.md") as told:
             Hold({"power_cap_w": ASKED_W}).acquire()
         assert "\n" not in str(told.value)
+
+    def test_a_chooser_whom_the_policy_allows_nothing_says_so_in_one_line(self, lab, caplog):
+        lab.policy.write_text('sm_clock_found = "unlocked"\n')
+        lab.kill()
+        lab.start()
+        hold = lambda devices: Hold({"power_cap_w": "default"}, devices)  # noqa: E731
+        with PowerChooser(CapSearch, hold, lambda *_: [], lambda *_: None) as chooser:
+            for _ in range(5):
+                chooser.step()
+        assert chooser.decision is None
+        assert lab.caps_w() == [FOUND_W] * 2
+        (line,) = caplog.messages
+        assert line.startswith("no power cap is chosen: ")
+        assert "the training goes on" in line
 
     def test_a_foreign_change_is_told_and_left(self, lab):
         events = []

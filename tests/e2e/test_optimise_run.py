@@ -28,3 +28,26 @@ def test_recurrences_find_better_settings_though_they_are_killed(tmp_path):
     assert found["over_oracle"][-1] < found["default_over_oracle"] / 2
     assert {cap for _, cap in found["settings"]} != {260.0}
     assert "profiling 260, 200, 160, 130, 100 W" in done.stderr + done.stdout
+
+
+EPOCHS = """
+import time
+from powerd_client import Meter
+with Meter() as meter:
+    for epoch in range(1, 4):
+        time.sleep(0.2)
+        meter.result(epoch=epoch, top1=0.31 * epoch)
+"""
+
+
+@pytest.mark.timeout(170)
+def test_epochs_that_are_too_short_for_a_window_of_a_limit_are_told(tmp_path):
+    (tmp_path / "train.py").write_text(EPOCHS)
+    sim = [sys.executable, "-m", "powerd_daemon", "sim-gpu", "--control", "--"]
+    own = ["--batch-sizes", "16,8", "--power-caps", "150,260", "--target", "0.9", "--metric", "top1", "--tries", "1"]
+    command = [*sim, sys.executable, "-m", "powerd_analytics", "optimise", "run", *own, "--", sys.executable]
+    done = subprocess.run(
+        [*command, "train.py", "{batch_size}"], capture_output=True, text=True, check=False, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    assert "no window of a limit was long enough: each takes 2 s of whole epochs, and 3 epochs came" in done.stderr

@@ -2,6 +2,9 @@
 
 import json
 import os
+import re
+import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from powerd_analytics.cli import main
+from powerd_analytics.runs.run import read_run
 from powerd_client import open_run
 from powerd_client.knobs.cap_search import CapSearch, Window
 
@@ -95,43 +99,29 @@ def test_without_a_helper_one_line_says_what_is_missing_and_the_training_goes_on
     assert events_of(tmp_path / "run.h5")[-1]["decision"] is None
 
 
-WATCHED = """
-import torch
-from powerd_client import Meter
-from powerd_core.gpu_physics import NETWORKS
-from powerd_daemon.sources.sim.gpu_socket import SimGpu
-
-network, gpu, full_s = NETWORKS["vgg19"], SimGpu.here(), 0.05
-kernels_s = (1 - network.waiting) * full_s
-model = torch.nn.Linear(4, 2)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-with Meter() as meter:
-    meter.watch(model, optimizer, batch_size=8)
-    for _ in range(900):
-        model(torch.randn(8, 4)).sum().backward()
-        gpu.run(network.waiting * full_s, kernels_s * (1 - network.memory), kernels_s * network.memory, 187.0)
-        optimizer.step()
-        if meter._choice is None or meter._choice.decision is not None:
-            break
-    print(gpu.call("nvmlDeviceGetPowerManagementLimit", [0]) / 1e3)
-"""
+PAGE = Path(__file__).parents[2] / "docs/howto/which.md"
 
 
 @pytest.mark.timeout(170)
-def test_from_a_script_to_the_cap_that_saves_most_at_five_per_cent_slower_held(tmp_path):
-    """What a newcomer types: the simulated card with its helper, and one command around the script."""
-    (tmp_path / "train.py").write_text(WATCHED)
-    sim = [sys.executable, "-m", "powerd_daemon", "sim-gpu", "--control", "--"]
-    record = [sys.executable, "-m", "powerd_analytics", "record", "--optimise-power", "e", "--max-slowdown", "0.05"]
-    command = [*sim, *record, "-o", "run.h5", "--", sys.executable, "train.py"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+def test_a_newcomer_types_three_commands_and_the_cap_that_saves_most_is_held(tmp_path):
+    """From the page: the cap that saves most at 5 % slower."""
+    shell, *typed = re.findall("^    (.*)$", PAGE.read_text(), re.MULTILINE)
+    (tmp_path / "examples").mkdir()
+    shutil.copy(PAGE.parents[2] / "examples/sim_training.py", tmp_path / "examples")
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    done = subprocess.run(
+        shlex.split(shell), input="\n".join(typed), capture_output=True, text=True, check=False, cwd=tmp_path,
+        env={**os.environ, "PATH": path},
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    limit_w = float(done.stdout.splitlines()[0])
-    (*windows, last) = events_of(tmp_path / "run.h5")
-    assert windows
-    assert limit_w == last["decision"]["level"]
-    assert last["decision"]["slowdown"] <= 0.051
-    assert limit_w < 260
+    *windows, last = events_of(tmp_path / "run.h5")
+    decision = last["decision"]
+    assert decision["slowdown"] <= 0.051
+    assert decision["level"] < 260
+    assert windows[-1]["iterations"] >= 5
+    assert f"  power choice: a power cap of {decision['level']:g} W saves " in done.stdout
+    caps = [e.values["asked"] for e in read_run(tmp_path / "run.h5").events if e.name == "setting"]
+    assert [cap for cap in caps if cap][-1] == decision["level"], "it was held to the end"
 
 
 def test_a_command_that_watches_nothing_is_told(tmp_path):
@@ -148,6 +138,8 @@ def test_a_command_that_watches_nothing_is_told(tmp_path):
     [
         (("--optimise-power", "watts"), "no metric to choose a cap by"),
         (("--optimise-power", "edp", "--max-slowdown", "-1"), "give a share"),
+        (("--optimise-power", "edp", "--max-slowdown", "5"), "give a share"),
+        (("--max-slowdown", "0.05"), "give --optimise-power"),
         (("--optimise-power", "edp", "--power-cap", "200"), "give one of them"),
     ],
 )

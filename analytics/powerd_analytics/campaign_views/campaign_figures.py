@@ -290,7 +290,7 @@ class Campaign:
         own, levels = list(self.run_figures[cell.id].values()), self.levels(cell)
         results = [r.result for r in own]
         energy, time = self.mean([r.energy for r in own]), self.mean_of_numbers([r.time_s for r in own])
-        freedom = (energy if energy.u_statistical else time).degrees_of_freedom
+        freedom, freedom_s = (f.degrees_of_freedom if isfinite(f.degrees_of_freedom) else None for f in (energy, time))
         row: dict[str, object] = {
             **{n: level for n, level in levels.items() if n in COLUMNS},
             **{f"{ATTRIBUTE}{n}": attribute_cell(v) for n, v in levels.items() if n not in COLUMNS},
@@ -298,7 +298,7 @@ class Campaign:
             "device": results[0].device, "provenance": results[0].provenance, "iterations": 1,
             **joules_columns("energy_j", energy), "is_lower_bound": energy.is_lower_bound or None,
             "time_s": time.value, "u95_time_s": time.u95, "s_per_batch": time.value,
-            "u_s_per_batch": time.u_statistical, "degrees_of_freedom": freedom if isfinite(freedom) else None,
+            "u_s_per_batch": time.u_statistical, "degrees_of_freedom": freedom, "degrees_of_freedom_s": freedom_s,
             "verdict": _worst_of(results) if any(name in KNOBS for name in self.design.factors) else None,
             "note": "; ".join(dict.fromkeys(printable(r.note) for r in results if r.note)) or None,
             "campaign": self.design.name, "cell": cell.id,

@@ -62,8 +62,8 @@ def cells_table(campaign: Campaign) -> Table:
     ]
     columns += figure_columns("one_card_j", "J", "J of one card") if design.analysis.instrument.moved_over else []
     if design.reference:
-        columns += figure_columns("e_ratio", "1", "E", meaning="joules over the reference's, block by block")
-        columns += figure_columns("edp_ratio", "1", "EDP", meaning="energy-delay product over the reference's")
+        columns += figure_columns("e_ratio", "1", "E/E ref", meaning="joules over the reference's, block by block")
+        columns += figure_columns("edp_ratio", "1", "EDP/EDP ref", meaning="energy-delay product over the reference's")
     else:
         columns.append(Column("power_w", "number", "W", heading="W"))
     factors = _prices(design)
@@ -90,7 +90,7 @@ def cells_table(campaign: Campaign) -> Table:
         elif why is not None:
             text = f"no result: {why.reason}{f' ({shortened(why.text, 60)})' if why.text else ''}"
             rows.append({**cell.levels, "runs": 0, "note": text})
-    notes = [f"E and EDP: of those at {reference_text(design)}, in the same block"] if design.reference else []
+    notes = [f"ref: at {reference_text(design)}, in the same block"] if design.reference else []
     notes += ["joules of all cards, by what one of each kind took"] if design.analysis.instrument.moved_over else []
     notes += [f"{factors.stated}; of {'a sample' if per else 'a run'}"] if factors else []
     notes += _quiet_verdicts(rows) + campaign.asked_notes + run_notes(design, history)

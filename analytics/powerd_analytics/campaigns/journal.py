@@ -329,7 +329,7 @@ _TYPES: Mapping[str, type | tuple[type, ...]] = {
     "text": str, "integer": int, "number": (int, float), "flag": bool,
 }  # fmt: skip
 _ABOVE_0 = ("s_per_batch", "time_s", "iterations", "n", "u_statistical_j", "u_systematic_j", "rectangle_j",
-            "samples_per_batch", "batch_size", "degrees_of_freedom", "operations_per_sample",
+            "samples_per_batch", "batch_size", "degrees_of_freedom", "degrees_of_freedom_s", "operations_per_sample",
             "operations_executed_per_sample")  # fmt: skip
 """Numbers of a row that are 0 or more."""
 

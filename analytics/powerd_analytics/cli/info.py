@@ -20,6 +20,8 @@ from powerd_analytics.runs.run import Progress, Run, RunDevice, no_progress
 from powerd_analytics.runs.settings import settings_of
 from powerd_analytics.runs.signals import good_readings_of, load_together
 from powerd_client.host.hostclock import read_anchor
+from powerd_client.journals.job import MAX_TEXT
+from powerd_client.knobs.power_choice import POWER_CHOICE
 from powerd_client.signals.signal import Signal
 from powerd_core.model import QuantityConversion
 from powerd_core.text import printable
@@ -63,6 +65,7 @@ def run_document(run: Run, device: str | None = None, *, progress: Progress = no
         "phases": phases,
         "phases_cut_off": int(p.cut.sum()),
         "events": dict(Counter(event.name for event in run.events)),
+        "power_choice": _choice(run),
         "result": dict(run.result),
         "ranks": describe_ranks(run),
         "other_programs": list(notes_of_run(run, device)),
@@ -94,6 +97,12 @@ def run_document(run: Run, device: str | None = None, *, progress: Progress = no
             if read_anchor(message) is None
         ],
     }
+
+
+def _choice(run: Run) -> str | None:
+    """What was chosen while it ran (`Meter.optimise_power`), or why nothing was."""
+    ends = [e.values for e in run.events if e.name == POWER_CHOICE and "decision" in e.values]
+    return printable(str(ends[-1].get("text") or ends[-1].get("why")), limit=MAX_TEXT) if ends else None
 
 
 def _median(values: NDArray[np.float64]) -> float:
@@ -192,6 +201,8 @@ def describe_run(document: Document) -> Iterator[str]:
     yield f"  phases: {', '.join(f'{n} {name}' for name, n in d['phases'].items()) or 'none'}{cut}"
     if d["events"]:
         yield f"  events: {', '.join(f'{n} {name}' for name, n in d['events'].items())}"
+    if d["power_choice"]:
+        yield f"  power choice: {d['power_choice']}"
     if d["result"]:
         yield f"  result: {', '.join(f'{name} {_value(value)}' for name, value in d['result'].items())}"
     yield from (f"  {line}" for line in (*d["ranks"], *d["other_programs"]))

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from json import dumps
 from pathlib import Path
 from shlex import quote
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
@@ -40,7 +40,9 @@ def record(
     optimise_power: Annotated[
         str, Parameter(help="Choose the cap while a watched training goes on, by e, edp or ed2p, and hold it.")
     ] = "",
-    max_slowdown: Annotated[float, Parameter(help="By how much that cap may slow iterations down, a share.")] = 0.05,
+    max_slowdown: Annotated[
+        float | None, Parameter(help="By how much that cap may slow iterations down, a share (0.05).")
+    ] = None,
     set: Annotated[
         list[str] | None, Parameter(negative="", help="NAME=VALUE: what else the run says of itself. May be repeated.")
     ] = None,
@@ -68,9 +70,12 @@ def record(
 
     if not command:
         raise ConfigError("nothing to record: give the command after --, as in `joules record -- python train.py`")
-    optimise = {"metric": optimise_power, "max_slowdown": max_slowdown} if optimise_power else None
-    if optimise is not None:
-        CapSearch(1.0, 2.0, optimise_power, max_slowdown)  # what is wrong is said at once
+    optimise: dict[str, Any] | None = None
+    if max_slowdown is not None and not optimise_power:
+        raise ConfigError("--max-slowdown is for a cap that is chosen: give --optimise-power e, edp or ed2p, too")
+    if optimise_power:
+        optimise = {"metric": optimise_power, "max_slowdown": 0.05 if max_slowdown is None else max_slowdown}
+        CapSearch(1.0, 2.0, **optimise)  # what is wrong is said at once
         if power_cap:
             raise ConfigError("--power-cap holds a cap, and --optimise-power chooses one: give one of them")
     attributes = _attributes(set or [])

@@ -81,7 +81,7 @@ def figure_of(record: Mapping[str, Cell], name: str) -> Figure | None:
     value = number_of(record, name)
     if value is None:
         return None
-    freedom = number_of(record, "degrees_of_freedom")
+    freedom = number_of(record, "degrees_of_freedom_s" if name in _BY_TIME else "degrees_of_freedom")
     freedom = inf if freedom is None else freedom
 
     def share(u_name: str, of: str) -> float | None:

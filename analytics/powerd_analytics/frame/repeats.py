@@ -163,8 +163,8 @@ def _mean(same: Sequence[Record]) -> dict[str, object]:
         samples = (number_of(rated, "samples_per_s") or 0.0) * (number_of(rated, "s_per_batch") or 0.0)
         mean["samples_per_s"] = samples / seconds.value
     mean |= joules_columns(name, joules)
-    freedom = joules.degrees_of_freedom if joules else seconds.degrees_of_freedom if seconds else inf
-    mean["degrees_of_freedom"] = None if freedom == inf else freedom
+    for column, of in (("degrees_of_freedom", joules), ("degrees_of_freedom_s", seconds)):
+        mean[column] = None if of is None or of.degrees_of_freedom == inf else of.degrees_of_freedom
     # Operations per mean joule, so that the figure belongs to the mean energy; on one basis only.
     figures = [(f, tuple(r[c] for c in BASIS)) for r in same if (f := figure_of(r, "gflops_per_w")) is not None]
     bases = list(dict.fromkeys(basis for _, basis in figures))

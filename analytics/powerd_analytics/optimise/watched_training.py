@@ -32,7 +32,7 @@ from powerd_analytics.optimise.policy import (
 )
 from powerd_analytics.run_tables.closing_lines import run_totals
 from powerd_analytics.runs.run import read_run
-from powerd_client.energies.live_energy import LiveRun, analytics
+from powerd_client.energies.live_energy import LiveRun
 from powerd_client.energies.phase import RESULT
 from powerd_client.host.hostclock import now_ns
 from powerd_client.host.log import tell
@@ -200,8 +200,6 @@ class _Watch:
         """Until the training has ended; its status."""
         self._live, self._begin_ns = LiveRun(journal, run_of(journal), 0), now_ns()
         self._last_ns, self._journal = self._begin_ns, journal
-        if self._profiling.caps_w:
-            self._worker.submit(analytics)  # to import it takes a second
         while (status := process.poll()) is None:
             for t_ns, epoch, value in self._new_epochs():
                 self._take(t_ns, epoch, value)

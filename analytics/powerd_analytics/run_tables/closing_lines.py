@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from powerd_analytics.energy.devices import load_parts
 from powerd_analytics.output.text import seconds
 from powerd_analytics.run_tables.table import (
     ITERATION,
@@ -41,8 +40,6 @@ from powerd_core.text import printable, significant, with_u95
 WIDTH = 80
 """Columns up to which further devices share the first line."""
 _ORDER = [Provenance.MEASURED.value, Provenance.SIMULATED.value, Provenance.MODELLED.value]
-_MOST_AWAY = 0.05
-"""Of a window: with more of it without readings its joules are a lower bound."""
 _ASKED = "asked"
 """The attribute that sets the phases that somebody asks for apart from all others."""
 
@@ -82,36 +79,6 @@ def figures(run: Path) -> list[Energy]:
     ]
     phases = [_energy(row, is_late) for row in table.phases if row.iterations]
     return [e for every in (devices, phases) for e in sorted(every, key=lambda e: _ORDER.index(e.provenance))]
-
-
-def integrals(run: Path, begin_ns: int, end_ns: int) -> list[Energy]:
-    """What each device took between two moments, by the plain integral of its readings: for a window of many readings,
-    which knows no phases. U95 is of gain, zero and what the readings vary by. Raises `RunFileError`."""
-    found = []
-    for part in load_parts(read_run(run)):
-        energy_j, squares, away_s = 0.0, 0.0, 0.0
-        length_s = (end_ns - begin_ns) * 1e-9
-        for signal in part.signals:
-            if len(signal) < 2:
-                away_s = length_s
-                continue
-            integral, accuracy = signal.integral(), signal.line.accuracy
-            own_j = float(integral.between(begin_ns, end_ns))
-            uncovered_s = length_s - float(integral.covered_s(begin_ns, end_ns))
-            away_s = max(away_s, uncovered_s + float(signal.missing_ns().sum()) * 1e-9)
-            _, watts = signal.power()
-            sampling_j = float(np.std(watts)) * length_s / np.sqrt(max(len(watts), 1))
-            energy_j += own_j
-            squares += (accuracy.u_gain * own_j) ** 2 + (accuracy.u_offset_w * length_s) ** 2 + sampling_j**2
-        is_late = away_s > max(_MOST_AWAY * length_s, 2e-9 * max((s.spacing_ns for s in part.signals), default=0.0))
-        found.append(
-            Energy(
-                phase="", energy_j=energy_j if part.signals else None, u95_j=1.96 * float(np.sqrt(squares)),
-                seconds=length_s, device=part.device, provenance=part.provenance, is_lower_bound=is_late,
-                note="readings are missing" if is_late else "",
-            )
-        )  # fmt: skip
-    return sorted(found, key=lambda e: _ORDER.index(e.provenance))
 
 
 def _table(run: Path, name: str | None, row: int | None, device: str | None) -> tuple[PhaseTable, bool] | Energy:

@@ -14,7 +14,8 @@ import numpy as np
 
 from powerd_analytics.runs.phases import Group, PhaseClass, Phases, Small, distinct, identity, moments_of, pieces
 from powerd_client.energies.phase import BASELINE
-from powerd_client.signals.pairing import ITERATION, is_own_iteration
+from powerd_client.signals.pairing import is_own_iteration
+from powerd_core.marks import ITERATION
 
 FORWARD, UPDATE = "forward", "update"
 PASSES = (FORWARD, "backward", "gradient", UPDATE)

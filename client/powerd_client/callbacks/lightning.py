@@ -34,7 +34,8 @@ class PowerdCallback(pl.Callback):  # type: ignore[misc]
     were logged, with the epoch.
 
     ``layers``, ``communication`` and ``attributes`` are as for `Meter.watch`. With ``optimise_power``, a metric as
-    ``"edp"`` or the arguments of `Meter.optimise_power`, the power cap is chosen while it fits, and held to the end.
+    ``"edp"`` or the arguments of `Meter.optimise_power`, the power cap is chosen while it fits, and held to the end,
+    whatever that is. Raises `ConfigError` for what nobody can choose by.
     """
 
     def __init__(
@@ -47,6 +48,8 @@ class PowerdCallback(pl.Callback):  # type: ignore[misc]
         **attributes: Attribute,
     ) -> None:
         self._meter, self._wish = meter, optimise_power
+        if optimise_power is not None:
+            meter._chooser_of(optimise_power)  # what is wrong is said at once
         self._marks: TorchMarks | None = None
         self._options: dict[str, Any] = {"layers": layers, "communication": communication, "attributes": attributes}
         self._watch: Watch | None = None

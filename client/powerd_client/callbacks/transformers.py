@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from transformers import TrainerCallback  # type: ignore[import-not-found]
+import transformers  # type: ignore[import-not-found]
 
 from powerd_client.energies.phase import Attribute
 from powerd_client.meter import Meter
@@ -15,7 +16,7 @@ _SPEED = ("_runtime", "_samples_per_second", "_steps_per_second", "_preparation_
 """How the metrics of an evaluation end that say how fast it was."""
 
 
-class PowerdCallback(TrainerCallback):  # type: ignore[misc]
+class PowerdCallback(transformers.TrainerCallback):  # type: ignore[misc]
     """Marks ``data``, ``forward``, ``backward``, ``update`` and ``evaluation`` while a Trainer trains; the run has an
     ``iteration`` for each batch.
 
@@ -24,7 +25,8 @@ class PowerdCallback(TrainerCallback):  # type: ignore[misc]
     fetches the batches of all accumulated steps before the first of them. The metrics of each evaluation become a
     `Meter.result` under their names without ``eval_``. ``layers`` and ``attributes`` are as for `Meter.watch`;
     without ``batch_size`` it is that of the Trainer's arguments. With ``optimise_power``, a metric as ``"edp"`` or the
-    arguments of `Meter.optimise_power`, the power cap is chosen while it trains, and held to its end.
+    arguments of `Meter.optimise_power`, the power cap is chosen while it trains, and held until ``Trainer.train``
+    returns or raises. Raises `ConfigError` for what nobody can choose by.
     """
 
     def __init__(
@@ -36,6 +38,9 @@ class PowerdCallback(TrainerCallback):  # type: ignore[misc]
         **attributes: Attribute,
     ) -> None:
         self._meter, self._wish = meter, optimise_power
+        if optimise_power is not None:
+            meter._chooser_of(optimise_power)  # what is wrong is said at once
+        _patch_trainer()
         self._layers = layers
         self._attributes = attributes
         self._watch: Watch | None = None
@@ -86,6 +91,24 @@ class PowerdCallback(TrainerCallback):  # type: ignore[misc]
     def on_train_end(self, *_: Any, **__: Any) -> None:
         if self._watch is not None:
             self._watch.remove()
+
+
+@functools.cache
+def _patch_trainer() -> None:
+    """A Trainer has no event for a training that raises: what its callbacks began ends with ``train``."""
+    trainer: Any = transformers.Trainer
+    train = trainer.train
+
+    @functools.wraps(train)
+    def ended(self: Any, *arguments: Any, **options: Any) -> Any:
+        try:
+            return train(self, *arguments, **options)
+        finally:
+            for callback in self.callback_handler.callbacks:
+                if isinstance(callback, PowerdCallback):
+                    callback.on_train_end()
+
+    trainer.train = ended
 
 
 class _Inner:

@@ -1,7 +1,8 @@
 """Energies while a program runs, and the result when its recording closes.
 
-The joules come from the analytics, found by the entry-point group `powerd.energies`: the client imports none of it.
-`LiveRun` gives it what the journal holds so far as a small run file of the last seconds.
+The joules of phases come from the analytics, found by the entry-point group `powerd.energies`: the client imports none
+of it. `LiveRun` gives it what the journal holds so far as a small run file of the last seconds. What devices take
+between two moments (`LiveRun.between`) needs no phases, and is worked out here.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from powerd_client.runs.build import Contents, JournalFollower, write_run
 from powerd_client.runs.losses import StreamFrames
 from powerd_client.runs.recover import open_run
 from powerd_client.runs.runfile import read_objects
+from powerd_client.signals.signal import Signal
 from powerd_core.errors import AnalysisError, PowerdError
 from powerd_core.marks import RECORD
 from powerd_core.text import printable, with_u95
@@ -42,6 +44,8 @@ _SILENT_NS = 2_000_000_000
 """A stream that is so far behind the others is not waited for."""
 _FAST_PERIOD_NS = 1_000_000_000
 _LEAST_EXCHANGES = 20
+_MOST_AWAY = 0.05
+"""Of a window: with more of it without readings its joules are a lower bound."""
 _MOST_CPU_S = 60
 """A result that takes so much will never come."""
 
@@ -176,34 +180,40 @@ class LiveRun:
         except Exception as error:  # noqa: BLE001  (as in `ask`)
             return [Energy("", note=f"{type(error).__name__}: {error}")]
 
-    def between(self, begin_ns: int, end_ns: int, wait_s: float) -> list[Energy]:
-        """What each device took between two moments of the host's clock, by the plain integral of its readings.
+    def between(self, begin_ns: int, end_ns: int, wait_s: float, devices: Sequence[str] | None = None) -> list[Energy]:
+        """What devices, all of them by default, took between two moments of the host's clock, by the plain integral of
+        their readings: for a window of many readings, which knows no phases, at a tenth of the estimator's cost. A
+        device that nothing measures is left out.
 
-        Waits at most so long for the last ones; where they have not come, the energies are of what has (``is_so_far``).
-        Raises nothing.
+        Waits at most so long for the last readings; of a device where they have not come nothing is known
+        (``is_so_far``). Never empty, and raises nothing.
         """
         deadline = time.monotonic() + wait_s
         try:
-            if (estimator := analytics()) is None:
-                return [Energy("", note=_install())]
             while True:
-                part = None
-                with self._mutex, contextlib.suppress(_NotYet):
+                with self._mutex:
                     self._follow()
-                    part = self._since(begin_ns - _MARGIN_NS)
-                if part is not None and part.t_stop_ns >= end_ns:
-                    break
-                if time.monotonic() >= deadline:
-                    return [Energy("", is_so_far=True, note="its readings have not arrived")]
+                    feeds = self._feeds(devices)
+                    come = {d: own for d, own in feeds.items() if self._follower.reaches(own, end_ns)}
+                    if (feeds and len(come) == len(feeds)) or time.monotonic() >= deadline:
+                        lines = {line for own in come.values() for line in own}
+                        (signals,) = self._follower.signals(lines, [(begin_ns, end_ns)])
+                        break
                 time.sleep(_LOOK_S)
-            with tempfile.TemporaryDirectory(prefix="powerd-live-") as folder:
-                path = Path(folder) / "live.h5"
-                with h5py.File(path, "w") as file:
-                    for _ in write_run(file, replace(part, t_start_ns=begin_ns, t_stop_ns=end_ns), self._follower.file):
-                        pass
-                return list(estimator.integrals(path, begin_ns, end_ns))
         except Exception as error:  # noqa: BLE001  (as in `ask`)
             return [Energy("", note=f"{type(error).__name__}: {error}")]
+        late = "its readings have not arrived"
+        return [
+            _integral(device, [signals[line] for line in own], begin_ns, end_ns)
+            if device in come
+            else Energy("", device=device, is_so_far=True, note=late)
+            for device, own in feeds.items()
+        ] or [Energy("", is_so_far=True, note=late)]
+
+    def _feeds(self, devices: Sequence[str] | None) -> dict[str, Sequence[str]]:
+        """By device the lines whose sum is its power."""
+        every = [device for description in self._contents.descriptions.values() for device in description.devices]
+        return {d.name: d.feeds for d in every if d.feeds and (devices is None or d.name in devices)}
 
     def events(self, name: str) -> list[tuple[int, dict[str, Any]]]:
         """The events of a name so far, of the first rank: moment by the host's clock and values, oldest first. Raises
@@ -304,6 +314,33 @@ class LiveRun:
             is_own = np.isin(file["phases/kind"][:], kinds) & (file["phases/process"][:] == process)
             rows = np.flatnonzero(is_own)
             return int(rows[np.argmin(np.abs(file["phases/begin_ns"][:][rows] - mark.t_host_ns))])
+
+
+def _integral(device: str, signals: Sequence[Signal], begin_ns: int, end_ns: int) -> Energy:
+    """The energy of a device by its lines. U95 is of gain, zero and what the readings vary by."""
+    energy_j, squares, away_s, length_s = 0.0, 0.0, 0.0, (end_ns - begin_ns) * 1e-9
+    for signal in signals:
+        if len(signal) < 2:
+            return Energy("", note=f"{signal.line.name} has no readings", device=device)
+        integral, accuracy = signal.integral(), signal.line.accuracy
+        own_j, covered_s = (float(f(begin_ns, end_ns)) for f in (integral.between, integral.covered_s))
+        missing_s = length_s - covered_s + float(signal.missing_ns().sum()) * 1e-9
+        if missing_s > max(_MOST_AWAY * length_s, 2e-9 * signal.spacing_ns):
+            away_s = max(away_s, missing_s)
+        _, watts = signal.power()
+        sampling_j = float(np.std(watts)) * length_s / np.sqrt(max(len(watts), 1))
+        energy_j += own_j
+        squares += (accuracy.u_gain * own_j) ** 2 + (accuracy.u_offset_w * length_s) ** 2 + sampling_j**2
+    return Energy(
+        "",
+        energy_j,
+        1.96 * float(np.sqrt(squares)),
+        length_s,
+        device=device,
+        provenance=signals[0].line.provenance.value,
+        is_lower_bound=away_s > 0,
+        note="readings are missing" if away_s else "",
+    )
 
 
 def _marks_since(pieces: Mapping[int, bytes], since_ns: int) -> dict[int, bytes]:

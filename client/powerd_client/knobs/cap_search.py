@@ -1,8 +1,8 @@
 """The best power cap from a few windows of one training: which cap to try next, and what the windows say in the end.
 What is said of caps (W) holds for clocks (MHz), too: time falls with either.
 
-Windows of candidates lie between windows at the default cap, the reference: A B C A D E A ... Each candidate stands
-beside a reference, and counts relative to the references before and behind it. What drifts slowly drops out that way.
+Windows of candidates lie between windows at the default cap, the reference: A B C D A E F G A ... Each candidate
+counts relative to the references before and behind it. What drifts slowly drops out that way.
 
 Spread caps come first, from the default downwards, until one is too slow or clearly worse: lower ones then are, too,
 as time falls with the cap and the metric has one minimum. Then the minimum is refined where a curve through all windows
@@ -28,10 +28,12 @@ from powerd_core.errors import ConfigError
 METRICS: Mapping[str, tuple[int, int]] = {"e": (1, 0), "edp": (1, 1), "ed2p": (1, 2)}
 """Exponents of energy and time."""
 MOST_WINDOWS = 14
+BETWEEN = 3
+"""Candidates between two references: these cost more than they tell."""
 SPREAD = 4
 """Caps below the default that are tried first, in equal ratios."""
-CLEARLY_WORSE = 0.02
-"""Of ln M, above the least so far."""
+CLEARLY_WORSE, WORSE_STEPS = 0.02, 1.5
+"""Of ln M above the least so far, and in steps between references: the greater one counts."""
 NOISE = 0.03
 """Standard deviation of ln M between two windows, as long as there is one reference alone."""
 NEAR = 0.02
@@ -93,11 +95,11 @@ class CapSearch:
     """The windows of one training, and what they say."""
 
     def __init__(self, least_w: float, default: float, metric: str = "edp", max_slowdown: float = 0.05) -> None:
-        """Raises `ConfigError` for a metric that is none, and for a slowdown that is no share of 0 or more."""
+        """Raises `ConfigError` for a metric that is none, and for a slowdown that is no share."""
         if metric not in METRICS:
             raise ConfigError(f"{metric!r} is no metric to choose a cap by: there are {', '.join(METRICS)}")
-        if not 0 <= max_slowdown < math.inf:
-            raise ConfigError(f"max_slowdown={max_slowdown}: give a share of the time, as 0.05 for 5 %")
+        if not 0 <= max_slowdown < 1:
+            raise ConfigError(f"max_slowdown={max_slowdown}: give a share of the time, from 0 to 1, as 0.05 for 5 %")
         self._least_w, self.default, self._exponents = float(least_w), float(default), METRICS[metric]
         self._slowest = math.log1p(max_slowdown)
         self._windows: list[Window] = []
@@ -114,7 +116,7 @@ class CapSearch:
         candidate = self._candidate() if len(caps) < MOST_WINDOWS - 1 and self._repays(windows_left) else None
         if caps[-1] == self.default:
             return candidate
-        if candidate is None or self.default not in caps[-2:]:
+        if candidate is None or self.default not in caps[-BETWEEN:]:
             return self.default
         return candidate
 
@@ -256,7 +258,7 @@ class CapSearch:
         caps = sorted(points)
         best_w = self._best(points)
         lowest = points[caps[0]]
-        worse = max(CLEARLY_WORSE, 3 * self._step_of_m())
+        worse = max(CLEARLY_WORSE, WORSE_STEPS * self._step_of_m())
         is_past = not self._is_fast(lowest) or self._log_m(lowest) > self._log_m(points[best_w]) + worse
         if not is_past and (lower := [cap for cap in self._spread if cap < caps[0]]):
             return lower[0]

@@ -1,8 +1,8 @@
 """A power cap, or a clock, chosen inside a training: `Meter.optimise_power`.
 
 The chooser is told of every iteration. It sets caps (or clocks) under a lease, lets the device settle, measures windows
-of whole iterations, and hears from `cap_search` which cap comes next. Joules are those of the recording, by the
-estimator of all tables; they are worked out in a thread between two windows, never during one. Whatever fails, the
+of whole iterations, and hears from `cap_search` which cap comes next. Joules are those of the recording, by the plain
+integral of its readings; they are worked out in a thread between two windows, never during one. Whatever fails, the
 training goes on.
 """
 
@@ -20,8 +20,10 @@ from statistics import median
 from powerd_client.energies.live_energy import Energy
 from powerd_client.host.hostclock import now_ns
 from powerd_client.host.log import tell
+from powerd_client.journals.ranks import rank_here
 from powerd_client.knobs.cap_search import CapSearch, Decision, Window
 from powerd_client.knobs.control import Emit, Hold, connect, own_devices
+from powerd_client.knobs.job_hold import JobHold, Reach, job_here, ranks_may_be_here
 from powerd_core.errors import ConfigError, ControlError, PeerError, WireError
 from powerd_core.lease import Range, Request, option_of
 from powerd_core.settings import KNOB_OF_NAME
@@ -40,8 +42,8 @@ _READINGS_S = 5.0
 KNOBS = ("power_cap", "sm_clock")
 """What may be chosen."""
 
-EnergyBetween = Callable[[int, int, float], Sequence[Energy]]
-"""The energies of all devices between two moments of the host's clock, waiting so many seconds for readings."""
+EnergyBetween = Callable[[int, int, float, Sequence[str]], Sequence[Energy]]
+"""The energies between two moments of the host's clock, waiting so many seconds for readings, of devices."""
 
 
 @dataclass(slots=True)
@@ -66,7 +68,7 @@ class PowerChooser:
         window_s: float = WINDOW_S,
         knob: str = "power_cap",
         iterations: int | None = None,
-        find_range: Callable[[str], tuple[list[str], float, float]] | None = None,
+        find_range: Callable[[str], Reach] | None = None,
         now: Callable[[], int] = now_ns,
         worker: Executor | None = None,
     ) -> None:
@@ -77,12 +79,19 @@ class PowerChooser:
         self._make_search, self._make_hold, self._energy_between = make_search, make_hold, energy_between
         self._emit, self._window_ns = emit, round(window_s * 1e9)
         self._search: CapSearch | None = None
-        self._hold: Hold | None = None
+        self._hold: Hold | JobHold | None = None
+        self._job: JobHold | None = None
+        """Where this process is one of several ranks."""
+        self._is_joining = False
+        self._speaks = True
+        """Whether this is the rank that says what all ranks could."""
         self._knob, self._option, self._count = knob, option_of(knob), iterations
         self._find_range, self._now, self._worker = find_range or _range_here, now, worker
         self._devices: list[str] = []
         self._level = 0.0
         self._settled_ns = self._last_ns = 0
+        self._is_late = False
+        """Whether ranks have not set yet what was said last."""
         self._pieces: list[_Piece] = []
         self._turns_ns: deque[int] = deque(maxlen=20)
         self._iterations: Counter[float] = Counter()
@@ -93,22 +102,67 @@ class PowerChooser:
         """None until the search is over, and where it was given up."""
 
     def __enter__(self) -> PowerChooser:
+        rank = rank_here()
+        self._speaks = rank is None or not (rank.rank if self._energy_between else rank.local_rank)
         if self._energy_between is None:
             self._give_up("nothing is recorded")
             return self
-        try:
-            self._devices, least_w, default_w = self._find_range(self._knob)
-            self._search = self._make_search(least_w, default_w)
-            self._hold = self._make_hold(self._devices).acquire()
-            self._worker = self._worker or ThreadPoolExecutor(1, thread_name_prefix="powerd-power-choice")
-            self._last_ns = self._now()
-            self._set_next()
-        except (ControlError, ConfigError, PeerError, WireError) as error:
-            self._give_up(str(error))
+        self._is_joining = ranks_may_be_here()
+        if not self._is_joining:
+            self._attempt(lambda: self._begin(self._find_range(self._knob)))
         return self
 
+    def _attempt(self, action: Callable[[], None]) -> None:
+        """Do it, or give up with the reason."""
+        try:
+            action()
+        except (ControlError, ConfigError, PeerError, WireError) as error:
+            self._give_up(str(error))
+        except Exception as error:  # noqa: BLE001  (whatever it is: the training goes on)
+            self._give_up(f"{type(error).__name__}: {error}")
+
+    def _begin(self, reach: Reach) -> None:
+        self._devices, least_w, default_w = reach
+        self._search = self._make_search(least_w, default_w)
+        self._hold = (self._job or self._make_hold(self._devices)).acquire()
+        self._worker = self._worker or ThreadPoolExecutor(1, thread_name_prefix="powerd-power-choice")
+        self._last_ns = self._now()
+        self._set_next()
+
+    def _join(self) -> None:
+        """Behind the first iterations, by when the process group is there: until rank 0 knows what all could hold."""
+        if self._job is None:
+            self._job = job_here(self._make_hold, self._option)
+            if self._job is None:
+                self._begin_without_group()
+                return
+            self._hold, self._speaks = self._job, self._job.rank == 0
+            self._job.offer(lambda: self._find_range(self._knob))
+            if self._job.rank:
+                self._emit(POWER_CHOICE, {"decides": "rank 0"}, self._now())
+        reach = None if self._job.rank else self._job.reach()
+        self._is_joining = reach is None and self._job.rank == 0
+        if reach is not None:
+            self._begin(reach)
+
+    def _begin_without_group(self) -> None:
+        """The ranks of one machine need none: the first one holds for all."""
+        self._is_joining = False
+        rank = rank_here()
+        if rank is not None and rank.local_world_size < rank.world_size:
+            raise ControlError("torch.distributed has no process group, by which the ranks of several machines agree")
+        if rank is None or not rank.local_rank:
+            self._begin(self._find_range(self._knob))
+
+    def _look_at_job(self, job: JobHold) -> None:
+        """On every rank that searches no more, or never did: say once that nothing is held."""
+        if job.problem:
+            self._job = None
+            if job.is_failure:
+                self._say(f"the {KNOB_OF_NAME[self._knob].words} is let go on all ranks: {job.problem}")
+
     def __exit__(self, *_: object) -> None:
-        if self._search is not None:
+        if self._search is not None or self._is_joining:
             self._say(f"the training ended before a {KNOB_OF_NAME[self._knob].words} was chosen")
         self._end()
 
@@ -120,14 +174,17 @@ class PowerChooser:
 
     def step(self) -> None:
         """An iteration has ended. Where a window begins or ends, this waits for the GPU or asks the helper."""
-        if self._search is None:
-            return
-        try:
-            self._turn(self._now())
-        except Exception as error:  # noqa: BLE001  (whatever it is: the training goes on)
-            self._give_up(f"{type(error).__name__}: {error}")
+        if self._search is not None:
+            self._attempt(lambda: self._turn(self._now()))
+        elif self._is_joining:
+            self._attempt(self._join)
+        elif self._job is not None:
+            self._look_at_job(self._job)
 
     def _turn(self, t_ns: int) -> None:
+        if self._job is not None and self._job.problem:
+            self._give_up(self._job.problem)
+            return
         turn_ns, self._last_ns = t_ns - self._last_ns, t_ns
         self._iterations[self._level] += 1
         is_pause = len(self._turns_ns) >= LEAST_ITERATIONS and turn_ns > PAUSE * median(self._turns_ns)
@@ -136,13 +193,23 @@ class PowerChooser:
         if self._asked is not None:
             if self._asked.done():
                 self._take(*self._asked.result())
-        elif t_ns < self._settled_ns:
+        elif t_ns < self._settled_ns or not self._is_followed(t_ns):
             return
         elif not self._pieces or is_pause:
             begin_ns = self._synchronized_ns()
             self._pieces.append(_Piece(begin_ns, begin_ns))
         else:
             self._measure(t_ns)
+
+    def _is_followed(self, t_ns: int) -> bool:
+        """Whether all ranks have set what was said last; where they just have, their devices settle from now on."""
+        if not self._is_late:
+            return True
+        assert self._job is not None
+        self._is_late = not self._job.is_set
+        if not self._is_late:
+            self._settled_ns = t_ns + round(self._job.settle_s * 1e9)
+        return False
 
     def _measure(self, t_ns: int) -> None:
         piece = self._pieces[-1]
@@ -161,11 +228,10 @@ class PowerChooser:
         assert self._energy_between is not None
         energy_j = u95_j = 0.0
         for piece in pieces:
-            every = self._energy_between(piece.begin_ns, piece.end_ns, _READINGS_S)
-            ours = [energy for energy in every if energy.device in self._devices]
-            if len(ours) < len(self._devices):
+            every = self._energy_between(piece.begin_ns, piece.end_ns, _READINGS_S, self._devices)
+            if {energy.device for energy in every} != {*self._devices}:
                 return 0.0, 0.0, (every[0].note if every else "") or "the recording has not all of the held GPUs"
-            for energy in ours:
+            for energy in every:
                 if energy.energy_j is None or energy.is_lower_bound or energy.is_so_far:
                     return 0.0, 0.0, energy.note or "readings are missing"
                 energy_j += energy.energy_j
@@ -228,7 +294,7 @@ class PowerChooser:
         assert self._hold is not None
         if not self._hold.set(**{self._option: "default" if cap_w == self._search.default else cap_w}):
             return False
-        self._level = cap_w
+        self._level, self._is_late = cap_w, self._job is not None
         self._settled_ns = self._now() + round(self._hold.settle_s * 1e9)
         return True
 
@@ -239,14 +305,6 @@ class PowerChooser:
             return
         self._search, self.decision = None, decision
         cost_j, cost_s = search.spent(self._iterations)
-        values = {
-            "decision": asdict(decision),
-            "knob": self._knob,
-            "cost_j": cost_j,
-            "cost_s": cost_s,
-            "iterations": self._iterations.total(),
-        }
-        self._emit(POWER_CHOICE, values, self._now())
         text = f"the default {self._shown(decision.default)} is the best"
         if decision.level != decision.default:
             text = (
@@ -254,18 +312,33 @@ class PowerChooser:
                 f"(U95 {decision.saving_u95_j:.2g} J) "
                 f"of {decision.default_energy_j:.3g} J an iteration, which takes {100 * decision.slowdown:+.1f} % time"
             )
-        tell(f"{text}; the search took {cost_j:+.0f} J and {cost_s:+.1f} s against staying there from the beginning")
+        text = f"{text}; the search took {cost_j:+.0f} J and {cost_s:+.1f} s against staying there from the beginning"
+        values = {
+            "decision": asdict(decision),
+            "knob": self._knob,
+            "cost_j": cost_j,
+            "cost_s": cost_s,
+            "iterations": self._iterations.total(),
+            "text": text,
+        }
+        self._emit(POWER_CHOICE, values, self._now())
+        tell(text)
 
     def _shown(self, level: float) -> str:
         knob = KNOB_OF_NAME[self._knob]
         return f"{knob.words} of {level:g} {knob.unit}"
 
     def _give_up(self, why: str) -> None:
+        self._is_joining = False
         self._say(f"no {KNOB_OF_NAME[self._knob].words} is chosen: {why}; the training goes on")
+        if self._job is not None:
+            self._job.release(why)
         self._end()
+        self._job = None
 
     def _say(self, why: str) -> None:
-        tell(why)
+        if self._speaks:
+            tell(why)
         self._emit(POWER_CHOICE, {"decision": None, "why": why}, self._now())
 
     def _synchronized_ns(self) -> int:
@@ -284,17 +357,7 @@ class PowerChooser:
             self._worker.shutdown(wait=False, cancel_futures=True)
 
 
-class Bystander(PowerChooser):
-    """The chooser of a rank that does not decide."""
-
-    def __init__(self) -> None:
-        super().__init__(CapSearch, lambda _: Hold({}, []), None, lambda *_: None)
-
-    def __enter__(self) -> PowerChooser:
-        return self
-
-
-def _range_here(knob: str) -> tuple[list[str], float, float]:
+def _range_here(knob: str) -> Reach:
     """The GPUs that this process may use, and the least and the default level that all of them take; of a clock, which
     nobody locks by default, the greatest. Raises `ControlError`, which says what is missing."""
     peer = connect()

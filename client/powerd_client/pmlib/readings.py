@@ -6,7 +6,6 @@ pmlib's joules, rows and traces, for its sets of line numbers (``line_t``) and i
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,17 +18,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from powerd_client.host.ownership import whole_text
-from powerd_client.runs.build import Arrays, JournalFollower, batches
-from powerd_client.runs.losses import StreamFrames
-from powerd_client.signals.board_times import have_host_time, to_host_ns
-from powerd_client.signals.signal import Readings, RunLine, Signal, columns_of, joined_readings, make_signal
-from powerd_core.clock_comparison import ClockPiece, map_clock
-from powerd_core.errors import ClockError, ConfigError
-from powerd_core.model import (
-    Description,
-    Line,
-    Stream,
-)
+from powerd_client.runs.build import JournalFollower
+from powerd_client.signals.signal import Signal
+from powerd_core.errors import ConfigError
+from powerd_core.model import Description, Line
 
 Times = NDArray[np.int64]
 Values = NDArray[np.float64]
@@ -84,67 +76,10 @@ class JournalReader(JournalFollower):
         """What every powerd of the run said it measures, in the order in which they were first heard."""
         return tuple(self.contents.descriptions.values())
 
-    def reaches(self, lines: Collection[str], t_host_ns: int) -> bool:
-        """Whether every one of the lines has been read after that moment, by the quickest of the latest exchanges.
-
-        A scan takes up to a period, so that its last reading alone does not say so of all its lines.
-        """
-        reached: set[str] = set()
-        for epoch, description in self.contents.descriptions.items():
-            if not (exchanges := self.contents.exchanges.get(epoch)):
-                continue
-            ahead_ns = min(exchanges[-10:], key=lambda exchange: exchange.delay_ns).offset_ns
-            for stream in description.streams:
-                frames = self.contents.streams.get((epoch, stream.number), StreamFrames())
-                # What came last, readings or the knowledge that they are lost, is the newest.
-                latest = (next(reversed(frames.blocks.values()), None), next(reversed(frames.gaps.values()), None))
-                if any(e and e.t_last_ns + ahead_ns >= t_host_ns + stream.period_ns for e in latest):
-                    reached |= {line.name for line in stream.lines}
-        return reached >= set(lines)
-
     def readings(self, names: Collection[str], sets: Sequence[tuple[int, int]]) -> list[dict[str, LineReadings]]:
         """For each pair of host times the good readings of lines between them, and the nearest block on either side."""
-        lines: dict[str, RunLine] = {}
-        parts: list[dict[str, list[Readings]]] = [{name: [] for name in names} for _ in sets]
-        for epoch, description in self.contents.descriptions.items():
-            pieces: tuple[ClockPiece, ...] = ()
-            with contextlib.suppress(ClockError):
-                pieces = map_clock(self.contents.exchanges.get(epoch, []))
-            for stream in description.streams:
-                wanted = {i: line.name for i, line in enumerate(stream.lines) if line.name in names}
-                lines |= {name: RunLine.of(stream.lines[i], stream, description.board) for i, name in wanted.items()}
-                frames = self.contents.streams.get((epoch, stream.number), StreamFrames())
-                if not (wanted and pieces and frames.blocks):
-                    continue
-                for edges, part in zip(sets, parts, strict=True):
-                    scans = self._scans(frames, pieces, stream, edges)
-                    for i, name in wanted.items():
-                        t_board = scans["t_ns"] + scans["dt_ns"][:, i]
-                        known = have_host_time(t_board, pieces)  # not around a step
-                        codes = {c: scans[c][known, i] for c in columns_of(lines[name])}
-                        t_host, flags = to_host_ns(t_board, pieces)[known], scans["flags"][known, i]
-                        part[name].append(Readings(t_host, flags, codes))
-        return [{name: _line_readings(lines[name], part[name]) for name in names} for part in parts]
-
-    def _scans(
-        self, frames: StreamFrames, pieces: tuple[ClockPiece, ...], stream: Stream, edges: tuple[int, int]
-    ) -> Arrays:
-        """The arrays of a stream's blocks, times [n] and the others [n, lines]."""
-        places = sorted(frames.blocks.items())
-        first = to_host_ns(np.array([p.t_first_ns for _, p in places], np.int64), pieces)
-        last = to_host_ns(np.array([p.t_last_ns for _, p in places], np.int64), pieces)
-        low, high = int(np.sum(last < edges[0])), int(np.sum(first <= edges[1]))
-        chosen = StreamFrames(dict(places[max(low - 1, 0) : high + 1]))
-        with self.file.open("rb") as file:
-            parts = list(batches(file, chosen, stream))
-        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-
-
-def _line_readings(line: RunLine, parts: Sequence[Readings]) -> LineReadings:
-    """Readings of one line out of those of several powerds, or of several lives of one."""
-    none = np.zeros(0, np.int64)
-    nothing = Readings(none, none.astype(np.uint16), dict.fromkeys(columns_of(line), none))
-    return LineReadings(make_signal(line, joined_readings(parts or [nothing])))
+        signals = self.signals(names, sets)
+        return [{name: LineReadings(signal) for name, signal in part.items()} for part in signals]
 
 
 # ---- what a counter has measured ---------------------------------------------------------------------------------

@@ -692,7 +692,8 @@ def record_command(
         end_ns = now_ns()
     is_whole = recording.finish(end_ns) and not recording.journal.exists()
     if optimise is not None and is_whole and not _has_chosen(recording.out):
-        tell("no power cap was chosen: the command watches no training; it has to call meter.watch(model, optimizer)")
+        how = 'it has to call meter.watch(model, optimizer), or to mark each step with meter.phase("iteration")'
+        tell(f"no power cap was chosen: the command watches no training; {how}")
     return 128 - status if status < 0 else status or int(not is_whole)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -55,7 +55,15 @@ from powerd_client.signals.pairing import (
     spread_samples,
     take_samples,
 )
-from powerd_client.signals.signal import arrays_of
+from powerd_client.signals.signal import (
+    Readings,
+    RunLine,
+    Signal,
+    arrays_of,
+    columns_of,
+    joined_readings,
+    make_signal,
+)
 from powerd_core.clock_comparison import ClockPiece, map_clock
 from powerd_core.errors import ClockError, RunFileError, WireError
 from powerd_core.marks import Edges, Marks
@@ -252,6 +260,68 @@ class JournalFollower:
                         self._at += size
         except OSError as error:
             raise RunFileError(f"cannot read {self.file}: {error.strerror}") from error
+
+    def reaches(self, lines: Collection[str], t_host_ns: int) -> bool:
+        """Whether every one of the lines has been read after that moment, by the quickest of the latest exchanges.
+
+        A scan takes up to a period, so that its last reading alone does not say so of all its lines.
+        """
+        reached: set[str] = set()
+        for epoch, description in self.contents.descriptions.items():
+            if not (exchanges := self.contents.exchanges.get(epoch)):
+                continue
+            ahead_ns = min(exchanges[-10:], key=lambda exchange: exchange.delay_ns).offset_ns
+            for stream in description.streams:
+                frames = self.contents.streams.get((epoch, stream.number), StreamFrames())
+                # What came last, readings or the knowledge that they are lost, is the newest.
+                latest = (next(reversed(frames.blocks.values()), None), next(reversed(frames.gaps.values()), None))
+                if any(e and e.t_last_ns + ahead_ns >= t_host_ns + stream.period_ns for e in latest):
+                    reached |= {line.name for line in stream.lines}
+        return reached >= set(lines)
+
+    def signals(self, names: Collection[str], sets: Sequence[tuple[int, int]]) -> list[dict[str, Signal]]:
+        """For each pair of host times the good readings of lines between them, and the nearest block on either side."""
+        lines: dict[str, RunLine] = {}
+        parts: list[dict[str, list[Readings]]] = [{name: [] for name in names} for _ in sets]
+        for epoch, description in self.contents.descriptions.items():
+            pieces: tuple[ClockPiece, ...] = ()
+            with contextlib.suppress(ClockError):
+                pieces = map_clock(self.contents.exchanges.get(epoch, []))
+            for stream in description.streams:
+                wanted = {i: line.name for i, line in enumerate(stream.lines) if line.name in names}
+                lines |= {name: RunLine.of(stream.lines[i], stream, description.board) for i, name in wanted.items()}
+                frames = self.contents.streams.get((epoch, stream.number), StreamFrames())
+                if not (wanted and pieces and frames.blocks):
+                    continue
+                for edges, part in zip(sets, parts, strict=True):
+                    scans = self._scans(frames, pieces, stream, edges)
+                    for i, name in wanted.items():
+                        t_board = scans["t_ns"] + scans["dt_ns"][:, i]
+                        known = have_host_time(t_board, pieces)  # not around a step
+                        codes = {c: scans[c][known, i] for c in columns_of(lines[name])}
+                        t_host, flags = to_host_ns(t_board, pieces)[known], scans["flags"][known, i]
+                        part[name].append(Readings(t_host, flags, codes))
+        return [{name: _signal(lines[name], part[name]) for name in names} for part in parts]
+
+    def _scans(
+        self, frames: StreamFrames, pieces: tuple[ClockPiece, ...], stream: Stream, edges: tuple[int, int]
+    ) -> Arrays:
+        """The arrays of a stream's blocks, times [n] and the others [n, lines]."""
+        places = sorted(frames.blocks.items())
+        first = to_host_ns(np.array([p.t_first_ns for _, p in places], np.int64), pieces)
+        last = to_host_ns(np.array([p.t_last_ns for _, p in places], np.int64), pieces)
+        low, high = int(np.sum(last < edges[0])), int(np.sum(first <= edges[1]))
+        chosen = StreamFrames(dict(places[max(low - 1, 0) : high + 1]))
+        with self.file.open("rb") as file:
+            parts = list(batches(file, chosen, stream))
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def _signal(line: RunLine, parts: Sequence[Readings]) -> Signal:
+    """One line's readings out of those of several powerds, or of several lives of one."""
+    none = np.zeros(0, np.int64)
+    nothing = Readings(none, none.astype(np.uint16), dict.fromkeys(columns_of(line), none))
+    return make_signal(line, joined_readings(parts or [nothing]))
 
 
 def _is_in_time(event: Block | Gap | ClockExchange) -> bool:

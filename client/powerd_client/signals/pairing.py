@@ -16,9 +16,8 @@ from typing import Any, Protocol, TypeGuard
 import numpy as np
 
 from powerd_client.host.hostclock import time_of
-from powerd_core.marks import Mark
+from powerd_core.marks import ITERATION, Mark
 
-ITERATION = "iteration"
 MODEL_BY_CLASS = "model_by_class"
 """The attribute of a watched model's phases where nobody named the model. It is no attribute of the run's phases:
 `name_models` makes `model` of it."""

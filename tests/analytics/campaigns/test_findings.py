@@ -1,5 +1,7 @@
 """What comes out of a campaign is said where its figures say it, and not said where they do not."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -170,3 +172,22 @@ def test_joules_that_are_the_least_they_can_be_have_no_interval_and_say_so():
     first = of.runs[0].item.cell.levels["batch_size"]
     assert bounds == {size: (True, True) if size == first else (None, False) for size in BATCH["batch_size"]}
     assert to_markdown([table]).count("≥") == 1
+
+
+def test_the_test_bed_has_every_kind_of_device_of_a_run():
+    """Mixed cards: each is a row, though a run has both."""
+    mixed = campaign(CAPS, bowl)
+    cards = [{"device": f"gpu{i}", "device_name": name} for i, name in enumerate(("V100", "P100", "V100"))]
+    for record in mixed.history.records.values():
+        (row,) = record.result.rows
+        record.result = replace(record.result, rows=tuple(row | card for card in (*cards, *cards)))
+    (table,) = campaign_tables(mixed, ("testbed",))
+    runs = BLOCKS * len(CAPS["power_cap_w"])
+    assert {(row["device_name"], row["runs"]) for row in table.records()} == {("V100", runs), ("P100", runs)}
+
+
+def test_ratios_to_the_reference_are_headed_as_ratios():
+    (table,) = campaign_tables(campaign(CAPS, bowl, reference=AT_200), ("cells",))
+    head = to_markdown([table])
+    assert "E/E ref" in head
+    assert "EDP/EDP ref" in head
