@@ -2,7 +2,8 @@
 month of 1,000 nodes is asked.
 
 ``--parts cost``: a powerd with cheap sources of these rates (50 readings a second of each GPU, 1,000 of each wire),
-frames every 20 and every 200 ms; CPU time and greatest memory of the accounting beside it.
+frames every 20 and every 200 ms; CPU time and greatest memory of the accounting beside it, and of `powerd export`,
+scraped every 15 s.
 ``--parts bytes``: a day of a node as its file, power as trainings, pauses and idling make it.
 ``--parts month``: files of jobs of all nodes and days, asked by `joules jobs --by account`; the same by Dask over four
 workers; and the device-minutes themselves, in a file a node, joined with the jobs' accounts.
@@ -19,14 +20,16 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+import urllib.request
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from common import cpu_seconds, machine, options, powerd, progress, wait_until
+from common import cpu_seconds, free_port, machine, options, powerd, progress, wait_until
 
 from powerd_analytics.frame import job_totals
 from powerd_client.accounting import days
@@ -77,6 +80,39 @@ def cost(seconds: float, block_ms: float, folder: Path) -> tuple[float, float]:
         finally:
             process.terminate()
             process.wait(120)
+
+
+def cost_of_export(seconds: float, block_ms: float) -> tuple[float, float]:
+    """Share of a core and megabytes of `powerd export`, scraped every 15 s."""
+    with powerd(SOURCES, server=f"block_ms = {block_ms}") as (url, _):
+        listen = f"127.0.0.1:{free_port()}"
+        process = subprocess.Popen([sys.executable, "-P", "-m", "powerd_daemon", "export", url, "--listen", listen])
+        try:
+            scrape = partial(urllib.request.urlopen, f"http://{listen}/metrics", timeout=10)
+            wait_until(lambda: is_answered(scrape), 60)
+            time.sleep(10)
+            before, begin_s = cpu_seconds(process.pid), time.monotonic()
+            for _ in range(round(seconds / 15)):
+                time.sleep(15)
+                with scrape() as answer:
+                    answer.read()
+            share = (cpu_seconds(process.pid) - before) / (time.monotonic() - begin_s)
+            megabytes = memory_mb(process.pid)
+            print(
+                f"  powerd export, frames every {block_ms:3.0f} ms: {100 * share:5.2f} % of a core, {megabytes:5.1f} MB"
+            )
+            return share, megabytes
+        finally:
+            process.terminate()
+            process.wait(120)
+
+
+def is_answered(scrape: Callable[[], Any]) -> bool:
+    try:
+        with scrape():
+            return True
+    except OSError:
+        return False
 
 
 def publishing(folder: Path) -> None:
@@ -265,6 +301,9 @@ def main() -> int:
             print("powerd-accounting beside 8 GPUs (50 readings a second each) and 16 rails (1,000 each)")
             for block_ms in (20.0, 200.0):
                 share, megabytes = cost(given.seconds, block_ms, folder / f"cost{block_ms:.0f}")
+                missed |= share > TARGET_CPU or megabytes > TARGET_MB
+            for block_ms in (20.0, 200.0):
+                share, megabytes = cost_of_export(given.seconds, block_ms)
                 missed |= share > TARGET_CPU or megabytes > TARGET_MB
             publishing(folder / "cost20")
         if "bytes" in given.parts:
