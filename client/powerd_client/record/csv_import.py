@@ -152,6 +152,7 @@ _DAY_FIRST = re.compile(r"(\d{1,2})[./-](\d{1,2})[./-](\d{4})(?=\D|$)")
 _MOST_LINES_BELOW = 30
 """So many lines below the last row may be a footer."""
 _CODES_PER_UNIT = 1_000_000
+_MOST_HELD = 200_000
 _BLOCK_READINGS, _MARKS = 1000, 4096
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -303,6 +304,8 @@ class _Table:
         """What its times are: numbers, dates, or times of the day; empty until the first is read."""
         self.has_no_zone = False
         """Whether a date did not say its time zone."""
+        self.holds_values = log_format is not None and log_format.has_changes_alone
+        """Whether a value lasts until the next row."""
         self.skipped: list[str] = []
         text, is_latin = _text_of(path)
         if is_latin:
@@ -331,7 +334,7 @@ class _Table:
         asked, name = self.asked, log_format.name
         columns = asked.several or ((asked.readings,) if asked.readings else ())
         columns = columns or tuple(log_format.columns_of_readings(self.heading))
-        if not columns:
+        if not columns and log_format.readings:
             raise self.error(1, f"{name} has no column of readings here: give --column, of {', '.join(self.heading)}")
         units = {log_format.unit_of(column) for column in columns}
         declared = replace(
@@ -771,6 +774,8 @@ def _read_log(table: _Table, card: SensorCard) -> _Log:
             raise ConfigError(f"{table.path} holds fewer than two readings{of}: there is nothing between them")
         if is_counter and len(codes) == 1 and asked.step_j is None:
             raise ConfigError(f"{table.path}: the counter{of} never moves; give --step-j if its step is so coarse")
+    if table.holds_values:
+        of_device = {label: _held(readings) for label, readings in of_device.items()}
     heading = "" if device_column is None else f"the column {table.heading[device_column]!r}"
     names = (_names_of_columns if len(places) > 1 else _device_names)(card, [*of_device])
     series = [
@@ -782,6 +787,17 @@ def _read_log(table: _Table, card: SensorCard) -> _Log:
         why = f"a reading every {slowest_ns * 1e-9:g} s? The heading {times.heading!r} names no unit"
         raise table.error(1, f"{why}: give --time-unit, s or ms")
     return _Log(is_counter, heading or (_WIDE if len(places) > 1 else ""), series, notes, 10**9 if is_spread else 0)
+
+
+def _held(readings: Sequence[tuple[int, int | None]]) -> list[tuple[int, int | None]]:
+    """Each value until the next one, every second, or as often as `_MOST_HELD` allows."""
+    first_ns, last_ns = readings[0][0], readings[-1][0]
+    step_ns = max(10**9, (last_ns - first_ns) // _MOST_HELD)
+    held: list[tuple[int, int | None]] = []
+    for (begin_ns, code), (end_ns, _) in pairwise([*readings, (last_ns + 1, None)]):
+        k = -((first_ns - begin_ns) // step_ns)  # the first step that is not before it
+        held += [(t_ns, code) for t_ns in range(first_ns + k * step_ns, end_ns, step_ns)]
+    return held
 
 
 _WIDE = "their columns"
@@ -970,7 +986,9 @@ def import_csv(
         columns = ", ".join(table.asked.several or (table.asked.readings or "",))
         zone = "; its times name no zone and are taken as UTC (--time-zone)"
         is_unsaid = table.has_no_zone and asked.time_zone is None
-        notes = (f"read as {log_format.name}: {columns} of {log_format.writer}{zone * is_unsaid}", *notes)
+        lasting = "; a value lasts until the next row"
+        note = f"read as {log_format.name}: {columns} of {log_format.writer}{lasting * table.holds_values}"
+        notes = (f"{note}{zone * is_unsaid}", *notes)
     return Imported(len(table.rows), len(spans), period_s, labels, log.device_column, notes)
 
 

@@ -33,7 +33,7 @@ class LogFormat:
     """Matches its heading, or the beginning of its first line where it has none. Lines above are no part of it."""
     readings: tuple[tuple[str, str | None], ...]
     """Patterns of columns, the best first, each with its unit where the heading names none. All that the first one that
-    is there matches are read, as devices where they are several."""
+    is there matches are read, as devices where they are several. Empty: as in any CSV."""
     times: tuple[str, ...]
     """The columns of the times: date and time may stand in two."""
     time_unit: str | None = None
@@ -45,6 +45,8 @@ class LogFormat:
     """What the readings are of."""
     provenance: Provenance = Provenance.MEASURED
     is_per_interval: bool = False
+    has_changes_alone: bool = False
+    """It has a row where the value changes, and not in between."""
     separator: str = ""
     """What stands between cells that are no CSV."""
     row: str = ""
@@ -103,8 +105,10 @@ class LogFormat:
             cells = [cell.groupdict() for cell in re.finditer(self.cell, line)]
             if self.row and not cells:
                 cut.append((number, [line.strip()]))
-            for cell in cells:
-                name = " ".join(part for part in (cell.get("part"), cell["name"]) if part)
+            names = [" ".join(part for part in (cell.get("part"), cell["name"]) if part) for cell in cells]
+            if len(set(names)) < len(names):
+                raise error(number, f"{line.strip()!r} has several readings of one name")
+            for name, cell in zip(names, cells, strict=True):
                 if not found or name in found[-1][1] or found[-1][1].get("time") != at:
                     found.append((number, {} if at is None else {"time": at}))
                 found[-1][1][name] = cell["value"].strip()
@@ -218,7 +222,7 @@ FORMATS = (
     ),
     LogFormat(
         "amd-smi", "amd-smi metric --power --csv --watch 1, and amd-smi monitor",
-        first=r"^timestamp,gpu,.*\b(socket_power|power_usage)\b",
+        first=r"^timestamp,gpu,(.*\bsocket_power\b|xcp,power_usage\b)",
         readings=(("socket_power|power_usage", "W"),), times=("timestamp",), time_unit="s", devices="gpu",
     ),
     LogFormat(
@@ -252,12 +256,14 @@ FORMATS = (
         "home-assistant", "Home Assistant (History, Download data)",
         first=r"^\"?entity_id\"?,\"?state\"?,\"?last_changed\"?",
         readings=(("state", None),), times=("last_changed",), devices="entity_id", device="node",
+        has_changes_alone=True,
     ),
     LogFormat(
         "tasmota", "a plug with Tasmota: its SENSOR messages",
         first=r"^.*\"Time\":\s*\"[^\"]+\".*\"ENERGY\":\s*\{.*\"Power\":",
         readings=(("Power", "W"), ("Total", "kWh")), times=("time",),
-        row=r".*?\"Time\":\s*\"(?P<time>[^\"]+)\"", cell=r"\"(?P<name>Power|Total)\":\s*(?P<value>-?[\d.]+)(?=\s*[,}])",
+        row=r".*?\"Time\":\s*\"(?P<time>[^\"]+)\".*\"ENERGY\"",
+        cell=r"\"(?P<name>Power|Total)\":\s*(?P<value>-?[\d.]+)(?=\s*[,}])",
     ),
     LogFormat(
         "shelly", "a plug or meter of Shelly (since Gen2): its status, in a loop",
@@ -268,7 +274,7 @@ FORMATS = (
     LogFormat(
         "grafana", "Grafana (Inspect, Data, Download CSV)",
         first=r"^\"Time\",\".*\"\s*$",
-        readings=((r"(?!Time$).*", None),), times=("Time",),
+        readings=(), times=("Time",),
     ),
 )  # fmt: skip
 """In the order in which they are tried."""
