@@ -163,7 +163,7 @@ def import_(
     """Make a run file of a log that another meter or program wrote.
 
     Logs of nvidia-smi, turbostat, perf, ipmitool and others are known by their
-    heading (--list). Of any other CSV it holds what follows.
+    heading (--list). What follows is about any other CSV.
 
     One column holds the times of the readings: numbers in the unit that its
     heading names (time_ms, t [µs]), or dates as nvidia-smi and ISO 8601 write them
@@ -180,7 +180,9 @@ def import_(
 
       joules import wall.csv --unit Wh --time-unit ms --u-gain 0.005 -o run.h5
 
-      joules import nvidia-smi.csv --column "power.draw [W]" --device gpu -o run.h5
+      joules import nvidia-smi.csv --time-zone Europe/Madrid -o run.h5
+
+      joules import dcgm.txt --interval-s 0.1 -o run.h5
     """
     from powerd_client.record.csv_import import SCALES, Columns, SensorCard, import_csv, log_format_of, zone_of
     from powerd_client.record.log_formats import FORMATS

@@ -33,7 +33,7 @@ from powerd_client.energies.phase import WHOLE
 from powerd_client.host.hostclock import FARTHEST_NS, WallAnchor, anchor_note
 from powerd_client.host.ownership import open_own
 from powerd_client.journals import journal as journals
-from powerd_client.record.log_formats import LogFormat, Rows, format_of, named_format
+from powerd_client.record.log_formats import LogFormat, Rows, format_of, named_format, numbers_of
 from powerd_client.record.recording import environment, release
 from powerd_client.runs.build import read_contents, write_file
 from powerd_core.errors import ConfigError
@@ -311,7 +311,7 @@ class _Table:
         if is_latin:
             self.skipped.append("its letters are Latin-1")
         try:
-            self.heading, below = log_format.table(text, self.error) if log_format else self._cells(text)
+            self.heading, below = log_format.table(text, self.error, self.skipped) if log_format else self._cells(text)
         except csv.Error as error:
             raise ConfigError(f"{path} is no CSV: {error}") from error
         if not below:
@@ -379,9 +379,7 @@ class _Table:
                 kept.append((line, row))
         for lines, what in ((again, "headings that come again"), (cut, "rows that are cut off")):
             if lines:
-                self.skipped.append(
-                    f"skipped {what} (line {', '.join(map(str, lines[:5]))}{', ...' * (len(lines) > 5)})"
-                )
+                self.skipped.append(f"skipped {what} ({numbers_of(lines)})")
         if footer:
             what = "a footer or a row that is cut off"
             self.skipped.append(f"skipped {what} (from line {footer[0][0]}, {footer[0][1][0][:40]!r})")

@@ -64,14 +64,14 @@ class LogFormat:
     failed: tuple[str, ...] = ()
     """What stands for a failed reading, beside the words that any CSV may have."""
 
-    def table(self, text: str, error: Callable[[int, str], ConfigError]) -> tuple[list[str], Rows]:
-        """The heading, and the rows of its text."""
+    def table(self, text: str, error: Callable[[int, str], ConfigError], skipped: list[str]) -> tuple[list[str], Rows]:
+        """The heading, and the rows of its text; ``skipped`` gets a line on what is left out."""
         start = re.search(self.first, text, re.MULTILINE)
         if start is None:
             raise error(1, f"nothing in it looks like {self.name}, which {self.writer} writes")
         above, text = text.count("\n", 0, start.start()), text[start.start() :]
         if self.cell:
-            heading, rows = self._pairs(text, above, error)
+            heading, rows = self._pairs(text, above, error, skipped)
         else:
             (_, heading), *rows = self._split(text, above)
         return heading, self._checked(heading, rows, error)
@@ -88,16 +88,22 @@ class LogFormat:
     def _is_skipped(self, line: str) -> bool:
         return bool(self.skipped and re.match(self.skipped, line))
 
-    def _pairs(self, text: str, above: int, error: Callable[[int, str], ConfigError]) -> tuple[list[str], Rows]:
+    def _pairs(
+        self, text: str, above: int, error: Callable[[int, str], ConfigError], skipped: list[str]
+    ) -> tuple[list[str], Rows]:
         """A column for each name. A row begins at a new time, and where a name comes again.
 
         A last line without readings is one that was cut off, and stays a row of one cell.
         """
         found: list[tuple[int, dict[str, str]]] = []
         cut: Rows = []
+        others: list[int] = []
         for number, line in enumerate(text.splitlines(), above + 1):
+            if not line.strip() or self._is_skipped(line):
+                continue
             begin = re.match(self.row, line)
-            if begin is None or not line.strip() or self._is_skipped(line):
+            if begin is None:
+                others.append(number)
                 continue
             if cut:
                 raise error(cut[0][0], f"{cut[0][1][0]!r} has no reading where {self.name} has one")
@@ -112,6 +118,8 @@ class LogFormat:
                 if not found or name in found[-1][1] or found[-1][1].get("time") != at:
                     found.append((number, {} if at is None else {"time": at}))
                 found[-1][1][name] = cell["value"].strip()
+        if others:
+            skipped.append(f"skipped lines of something else ({numbers_of(others)})")
         heading = list(dict.fromkeys(name for _, row in found for name in row))
         return heading, [(number, [row.get(name, "") for name in heading]) for number, row in found] + cut
 
@@ -278,6 +286,11 @@ FORMATS = (
     ),
 )  # fmt: skip
 """In the order in which they are tried."""
+
+
+def numbers_of(lines: Sequence[int]) -> str:
+    """The first numbers of some lines."""
+    return f"line {', '.join(map(str, lines[:5]))}{', ...' * (len(lines) > 5)}"
 
 
 def format_of(text: str) -> LogFormat | None:

@@ -145,9 +145,10 @@ def test_times_without_a_zone_are_told(tmp_path, capsys, zone, hour):
 def test_each_socket_of_perf_is_a_device(tmp_path, capsys):
     log = tmp_path / "perf.csv"
     rows = [f"{t}.0,S{s},1,{40 + 10 * s}.0,Joules,power/energy-pkg/,100,100.00,," for t in range(1, 12) for s in (0, 1)]
-    log.write_text("\n".join(rows) + "\n")
-    energies, _ = imported(capsys, tmp_path, log)
+    log.write_text("\n".join([*rows[:4], "epoch 1: loss 0.5", *rows[4:]]) + "\n")
+    energies, out = imported(capsys, tmp_path, log)
     assert energies == {"cpu0": pytest.approx(400), "cpu1": pytest.approx(500)}
+    assert "skipped lines of something else (line 5)" in out
 
 
 def test_a_line_with_two_channels_of_one_name_is_refused(tmp_path, capsys):
