@@ -7,7 +7,7 @@ from dataclasses import asdict
 from json import dumps
 from pathlib import Path
 from shlex import quote
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
@@ -17,6 +17,9 @@ from powerd_analytics.output.text import parsed
 from powerd_core.errors import ConfigError, RunFileError
 from powerd_core.keys import control_url
 from powerd_core.text import printable
+
+if TYPE_CHECKING:
+    from powerd_client.record.csv_import import Imported
 
 
 def record(
@@ -105,26 +108,38 @@ def _attributes(said: Sequence[str]) -> dict[str, str | float]:
 
 
 def import_(
-    power: Annotated[Path, Parameter(help="CSV of times and of watts, or of a counter of joules.")],
+    power: Annotated[
+        Path | None, Parameter(help="Log of times and of watts, or of a counter of joules: a CSV, or one of --list.")
+    ] = None,
     /,
     *,
-    output: Annotated[Path, Parameter(alias="-o", help="Run file to write.")],
+    output: Annotated[Path | None, Parameter(alias="-o", help="Run file to write.")] = None,
+    format: Annotated[
+        str | None, Parameter(help="A name of --list, where the heading is not to tell; csv: any CSV.")
+    ] = None,
+    list: Annotated[bool, Parameter(negative="", help="Print the formats that are known by their heading.")] = False,
     phases: Annotated[
         Path | None, Parameter(help="CSV with name, begin and end of phases; other columns are attributes.")
     ] = None,
     column: Annotated[str | None, Parameter(help="The column of the readings, where there are several.")] = None,
     columns: Annotated[str | None, Parameter(help="Several of them, A,B,...: each is a device of one run.")] = None,
     unit: Annotated[str | None, Parameter(help="Of the readings, where no heading says it: W, mW, J, kWh, ...")] = None,
-    time_column: Annotated[str | None, Parameter(help="The column of the times, where no heading says it.")] = None,
+    volts: Annotated[float | None, Parameter(help="Of readings that are amperes.")] = None,
+    time_column: Annotated[
+        str | None, Parameter(help="The column of the times, where no heading says it; Date,Time of two.")
+    ] = None,
     time_unit: Annotated[
         Literal["ns", "us", "ms", "s", "min", "h", "d"] | None,
         Parameter(help="Of times that are numbers, where no heading says it; of both files."),
     ] = None,
+    interval_s: Annotated[float | None, Parameter(help="Seconds from row to row of a log without times.")] = None,
     device_column: Annotated[
         str | None, Parameter(help="The column that tells several devices apart; index, uuid, ... are found.")
     ] = None,
     day_first: Annotated[bool, Parameter(negative="", help="Dates are day, month, year: 1.3.2026.")] = False,
-    time_zone: Annotated[str, Parameter(help="Of dates that name none: Europe/Madrid, +01:00, ...")] = "UTC",
+    time_zone: Annotated[
+        str | None, Parameter(help="Of dates that name none: Europe/Madrid, +01:00, ...; UTC without it.")
+    ] = None,
     spread: Annotated[bool, Parameter(negative="", help="Rows that share a whole second are of one device.")] = False,
     decimal_comma: Annotated[bool, Parameter(negative="", help="Numbers are written 0,5; columns end in ; or tab.")] = (
         False
@@ -134,8 +149,9 @@ def import_(
     ] = None,
     line: Annotated[str, Parameter(help="Name of the sensor, as in gpu0.ext_12v.")] = "meter",
     provenance: Annotated[
-        Literal["measured", "modelled", "simulated"], Parameter(help="How the readings came about.")
-    ] = "measured",
+        Literal["measured", "modelled", "simulated"] | None,
+        Parameter(help="How the readings came about; as the format says, or measured."),
+    ] = None,
     u_gain: Annotated[float, Parameter(help="Relative standard uncertainty: the manual's ± limit over 1.73.")] = 0.01,
     u_offset_w: Annotated[float, Parameter(help="Standard uncertainty of the zero in watts.")] = 0.0,
     step_w: Annotated[float, Parameter(help="Smallest step of the power in watts.")] = 0.0,
@@ -149,7 +165,10 @@ def import_(
     clock_ms: Annotated[float, Parameter(help="So far the clocks of the two files may be apart.")] = 0.0,
     overwrite: shared.Overwrite = False,
 ) -> None:
-    """Make a run file of CSVs that another meter wrote.
+    """Make a run file of a log that another meter or program wrote.
+
+    Logs of nvidia-smi, turbostat, perf, ipmitool and others are known by their
+    heading (--list). What follows is about any other CSV.
 
     One column holds the times of the readings: numbers in the unit that its
     heading names (time_ms, t [µs]), or dates as nvidia-smi and ISO 8601 write them
@@ -166,11 +185,19 @@ def import_(
 
       joules import wall.csv --unit Wh --time-unit ms --u-gain 0.005 -o run.h5
 
-      joules import nvidia-smi.csv --column "power.draw [W]" --device gpu -o run.h5
+      joules import nvidia-smi.csv --time-zone Europe/Madrid -o run.h5
+
+      joules import dcgm.txt --interval-s 0.1 -o run.h5
     """
-    from powerd_client.record.csv_import import SCALES, Columns, SensorCard, import_csv, zone_of
+    from powerd_client.record.csv_import import SCALES, Columns, SensorCard, import_csv, log_format_of, zone_of
+    from powerd_client.record.log_formats import FORMATS
     from powerd_core.model import Accuracy, Provenance
 
+    if list:
+        print_lines(f"{of.name:<16} {of.writer}" for of in FORMATS)
+        return
+    if power is None or output is None:
+        raise ConfigError("give the log and the run file to write, as in `joules import LOG -o run.h5`, or --list")
     figures = (u_gain, u_offset_w, step_w, window_ms, response_ms, clock_ms)
     if not all(0 <= figure < 1e9 for figure in figures) or device == "" or not line:
         raise ConfigError("--device and --line need a name; what is said of the sensor in numbers cannot be negative")
@@ -179,19 +206,31 @@ def import_(
     window_ns, response_ns, clock_ns = (round(ms * 1e6) for ms in (window_ms, response_ms, clock_ms))
     origin = "as joules import was told"
     accuracy = Accuracy(u_gain, u_offset_w, step_w, window_ns, origin=origin, filter_ns=response_ns)
-    card = SensorCard(device or "", line, Provenance(provenance), accuracy, clock_ns)
     if column is not None and columns is not None:
         raise ConfigError("--column names one column, --columns several: give one of them")
     if not (step_j is None or 0 < step_j < 1e12) or not (bits is None or 0 < bits <= 64):
         raise ConfigError("--step-j must be above 0, and --bits between 1 and 64")
+    if volts is not None and not 0 < volts < 1e6:
+        raise ConfigError("--volts must be above 0")
+    if interval_s is not None and (not 0 < interval_s < 1e9 or time_column is not None):
+        raise ConfigError("--interval-s is above 0, and of a log without --time-column")
     asked = Columns(
-        readings=column, unit=unit, times=time_column, time_unit=time_unit, devices=device_column,
+        readings=column, unit=unit, volts=volts, times=time_column, time_unit=time_unit, devices=device_column,
         several=tuple(columns.split(",")) if columns else (), has_decimal_comma=decimal_comma,
-        has_day_first=day_first, time_zone=zone_of(time_zone), step_j=step_j, bits=bits,
-        is_per_interval=per_interval, is_spread=spread,
+        has_day_first=day_first, time_zone=None if time_zone is None else zone_of(time_zone),
+        interval_s=interval_s, step_j=step_j, bits=bits, is_per_interval=per_interval, is_spread=spread,
     )  # fmt: skip
     shared.refuse_existing(output, overwrite, [power, *([phases] if phases else [])], is_hdf5=True)
-    imported = import_csv(power, phases, output, card, asked, overwrite=overwrite)
+    log_format = log_format_of(power, format)
+    provenance = provenance or (log_format.provenance.value if log_format else "measured")
+    if log_format is not None and column is None and columns is None:
+        device = device or log_format.device
+    card = SensorCard(device or "", line, Provenance(provenance), accuracy, clock_ns)
+    imported = import_csv(power, phases, output, card, asked, log_format=log_format, overwrite=overwrite)
+    _print_imported(output, imported)
+
+
+def _print_imported(output: Path, imported: Imported) -> None:
     made = f"{imported.readings} readings, {imported.phases} phase{'' if imported.phases == 1 else 's'}"
     print(
         f"{output}: {made}, a reading every {imported.period_s:.4g} s; see it with: joules tables {quote(str(output))}"
@@ -200,7 +239,8 @@ def import_(
         print(printable(f"  {note}", limit=400))
     if imported.devices:
         names = ", ".join(f"{name} ({label})" for name, label in imported.devices.items())
-        print(printable(f"  {len(imported.devices)} devices by {imported.device_column}: {names}"))
+        count = f"{len(imported.devices)} device{'' if len(imported.devices) == 1 else 's'}"
+        print(printable(f"  {count} by {imported.device_column}: {names}"))
 
 
 def info(

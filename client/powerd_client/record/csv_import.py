@@ -33,6 +33,7 @@ from powerd_client.energies.phase import WHOLE
 from powerd_client.host.hostclock import FARTHEST_NS, WallAnchor, anchor_note
 from powerd_client.host.ownership import open_own
 from powerd_client.journals import journal as journals
+from powerd_client.record.log_formats import LogFormat, Rows, format_of, named_format, numbers_of
 from powerd_client.record.recording import environment, release
 from powerd_client.runs.build import read_contents, write_file
 from powerd_core.errors import ConfigError
@@ -95,6 +96,7 @@ _WATT_HOURS = re.compile(
 )
 """Watt-hours and watt-seconds, whatever stands between the two."""
 
+AMPERES = _spelled({f"{prefix}A": [] for prefix in ("u", "m", "")})
 _NO_POWER = {
     spelling: (of,)
     for of, words in {
@@ -145,10 +147,12 @@ _FAILED = {"", "-", "nan", "na", "n/a", "#n/a", "none", "null", "err!", "error",
 """What meters write for a reading that failed. nvidia-smi has others, in brackets: [N/A], [Unknown Error], ..."""
 _CELL = re.compile(r"([-+.,\deE]*?[\d.,])\s*([^\d\s.,+-]\D*)?")
 _SLASHED = re.compile(r"(\d{4})/(\d\d)/(\d\d)(?=\D|$)")
+_OF_DAY = re.compile(r"([01]?\d|2[0-3]):([0-5]\d):([0-5]\d(?:\.\d+)?)")
 _DAY_FIRST = re.compile(r"(\d{1,2})[./-](\d{1,2})[./-](\d{4})(?=\D|$)")
 _MOST_LINES_BELOW = 30
 """So many lines below the last row may be a footer."""
 _CODES_PER_UNIT = 1_000_000
+_MOST_HELD = 200_000
 _BLOCK_READINGS, _MARKS = 1000, 4096
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -175,16 +179,23 @@ class Columns:
     unit: str | None = None
     """Of the readings, in `SCALES`."""
     times: str | None = None
+    """A column, or several (``Date,Time``) whose cells together are a date."""
     time_unit: str | None = None
     """Of times of both files, in `TIMES_NS`."""
     devices: str | None = None
     has_decimal_comma: bool = False
+    volts: float | None = None
+    """Of readings that are amperes."""
     several: tuple[str, ...] = ()
     """Columns of readings, each of a device of its own."""
     has_day_first: bool = False
     """Dates are day, month, year."""
-    time_zone: tzinfo = UTC
-    """Of dates that do not say theirs."""
+    time_zone: tzinfo | None = None
+    """Of dates that do not say theirs; UTC without it."""
+    date_forms: tuple[str, ...] = ()
+    """As `datetime.strptime` has them, where they are not ISO 8601."""
+    interval_s: float | None = None
+    """Between rows without times, of each device."""
     step_j: float | None = None
     """Of a counter: in which it moves, where the file shows finer ones or too few."""
     bits: int | None = None
@@ -258,40 +269,91 @@ class _TimeColumn:
     """Seconds, because the heading names no unit."""
 
 
+def _text_of(path: Path) -> tuple[str, bool]:
+    """The text of a file, and whether its letters are Latin-1. Raises `ConfigError` for one that cannot be read."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+    try:
+        if b"\0" in data[:2000]:
+            coding = "utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-16-le"
+            return data.decode(coding).removeprefix("\ufeff"), False
+        return data.decode("utf-8-sig"), False
+    except UnicodeDecodeError as error:
+        if "utf-16" in error.encoding:
+            raise ConfigError(f"{path} is no CSV: {error}") from error
+        return data.decode("cp1252", errors="replace"), True
+
+
+def log_format_of(path: Path, name: str | None = None) -> LogFormat | None:
+    """The format of that name, or the one whose heading the file has; None for a CSV that none is known for.
+
+    Raises `ConfigError`.
+    """
+    if name is not None:
+        return None if name == "csv" else named_format(name)
+    return format_of(_text_of(path)[0])
+
+
 class _Table:
     """A CSV: its ``heading``, and its ``rows`` with their line numbers."""
 
-    def __init__(self, path: Path, asked: Columns, is_utc: bool | None = None) -> None:
-        self.path, self.asked, self.is_utc = path, asked, is_utc
-        """Whether times are dates; None until the first is read."""
+    def __init__(self, path: Path, asked: Columns, clock: str = "", log_format: LogFormat | None = None) -> None:
+        self.path, self.asked, self.clock = path, asked, clock
+        """What its times are: numbers, dates, or times of the day; empty until the first is read."""
+        self.has_no_zone = False
+        """Whether a date did not say its time zone."""
+        self.holds_values = log_format is not None and log_format.has_changes_alone
+        """Whether a value lasts until the next row."""
         self.skipped: list[str] = []
-        try:
-            text = self._decoded(path.read_bytes())
-            first, _, below = text.partition("\n")
-            separator = re.fullmatch(r"sep=(.)\s*", first, re.IGNORECASE)  # Excel's
-            delimiter = separator[1] if separator else max(",;\t", key=first.count)
-            reader = csv.reader(StringIO(below if separator else text, newline=""), delimiter=delimiter)
-            above = 1 if separator else 0
-            rows = [(reader.line_num + above, [cell.strip() for cell in row]) for row in reader if any(row)]
-        except OSError as error:
-            raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
-        except (UnicodeDecodeError, csv.Error) as error:
-            raise ConfigError(f"{path} is no CSV: {error}") from error
-        if len(rows) < 2:
-            raise ConfigError(f"{path} holds nothing: below a line of headings stands one row a reading, or a phase")
-        (_, self.heading), *below_it = rows
-        self.rows = self._without_what_is_no_row(below_it)
-
-    def _decoded(self, data: bytes) -> str:
-        if b"\0" in data[:2000]:
-            return data.decode("utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-16-le").removeprefix(
-                "\ufeff"
-            )
-        try:
-            return data.decode("utf-8-sig")
-        except UnicodeDecodeError:
+        text, is_latin = _text_of(path)
+        if is_latin:
             self.skipped.append("its letters are Latin-1")
-            return data.decode("cp1252", errors="replace")
+        try:
+            self.heading, below = log_format.table(text, self.error, self.skipped) if log_format else self._cells(text)
+        except csv.Error as error:
+            raise ConfigError(f"{path} is no CSV: {error}") from error
+        if not below:
+            raise ConfigError(f"{path} holds nothing: below a line of headings stands one row a reading, or a phase")
+        self.rows = self._without_what_is_no_row(below)
+        if log_format is not None:
+            self.asked = self._declared(log_format)
+
+    def _cells(self, text: str) -> tuple[list[str], Rows]:
+        first, _, below = text.partition("\n")
+        separator = re.fullmatch(r"sep=(.)\s*", first, re.IGNORECASE)  # Excel's
+        delimiter = separator[1] if separator else max(",;\t", key=first.count)
+        reader = csv.reader(StringIO(below if separator else text, newline=""), delimiter=delimiter)
+        above = 1 if separator else 0
+        rows = [(reader.line_num + above, [cell.strip() for cell in row]) for row in reader if any(row)]
+        return (rows[0][1], rows[1:]) if rows else ([], [])
+
+    def _declared(self, log_format: LogFormat) -> Columns:
+        """What is asked for, and beside it what the format of the log says."""
+        asked, name = self.asked, log_format.name
+        columns = asked.several or ((asked.readings,) if asked.readings else ())
+        columns = columns or tuple(log_format.columns_of_readings(self.heading))
+        if not columns and log_format.readings:
+            raise self.error(1, f"{name} has no column of readings here: give --column, of {', '.join(self.heading)}")
+        units = {log_format.unit_of(column) for column in columns}
+        declared = replace(
+            asked,
+            readings=columns[0] if len(columns) == 1 else None,
+            several=columns if len(columns) > 1 else (),
+            unit=asked.unit or (units.pop() if len(units) == 1 else None),
+            devices=asked.devices or (log_format.devices if log_format.devices in self.heading else None),
+            is_per_interval=asked.is_per_interval or log_format.is_per_interval,
+        )
+        if asked.times is not None or asked.interval_s is not None:
+            return declared
+        times = [column for column in log_format.times if column in self.heading]
+        if not times:
+            why = f"this log of {name} has no times ({' '.join(log_format.times)})"
+            raise self.error(1, f"{why}: give --interval-s, the seconds from one row to the next, or --time-column")
+        forms = () if asked.has_day_first else log_format.date_forms
+        time_unit = asked.time_unit or log_format.time_unit
+        return replace(declared, times=",".join(times), time_unit=time_unit, date_forms=forms)
 
     def _without_what_is_no_row(self, rows: list[tuple[int, list[str]]]) -> list[tuple[int, list[str]]]:
         """Without headings that come again, as a logger writes them that is started anew, the line before one that was
@@ -317,9 +379,7 @@ class _Table:
                 kept.append((line, row))
         for lines, what in ((again, "headings that come again"), (cut, "rows that are cut off")):
             if lines:
-                self.skipped.append(
-                    f"skipped {what} (line {', '.join(map(str, lines[:5]))}{', ...' * (len(lines) > 5)})"
-                )
+                self.skipped.append(f"skipped {what} ({numbers_of(lines)})")
         if footer:
             what = "a footer or a row that is cut off"
             self.skipped.append(f"skipped {what} (from line {footer[0][0]}, {footer[0][1][0][:40]!r})")
@@ -357,13 +417,38 @@ class _Table:
 
     def time_column(self) -> _TimeColumn:
         """The column asked for, the first one, or the only one whose heading speaks of time."""
+        if self.asked.interval_s is not None:
+            return self._counted(self.asked.interval_s)
         if self.asked.times is not None:
-            return self._times_in(self.column(self.asked.times))
+            return self._times_in(self._joined(self.asked.times))
         places = [i for i, of in enumerate(self.heading) if _speaks_of_time(of)]
         if places[:1] != [0] and len(places) != 1:
             among = ", ".join(repr(self.heading[i]) for i in places or range(len(self.heading)))
             raise self.error(1, f"which column holds the times? give --time-column, one of {among}")
         return self._times_in(places[0])
+
+    def _joined(self, names: str) -> int:
+        """The column of that name, or a new one of date and time that stand in two."""
+        if names in self.heading or "," not in names:
+            return self.column(names)
+        places = [self.column(name) for name in names.split(",")]
+        self.heading = [*self.heading, names.replace(",", " ")]
+        self.rows = [(line, [*row, " ".join(row[place] for place in places)]) for line, row in self.rows]
+        return len(self.heading) - 1
+
+    def _counted(self, interval_s: float) -> _TimeColumn:
+        """A new column of times: a step further where a device comes again."""
+        device = None if self.asked.devices is None else self.column(self.asked.devices)
+        step, rows, seen = 0, list[tuple[int, list[str]]](), set[str]()
+        for line, row in self.rows:
+            label = "" if device is None else row[device]
+            if label in seen:
+                step += 1
+                seen.clear()
+            seen.add(label)
+            rows.append((line, [*row, str(step * Decimal(str(interval_s)))]))
+        self.heading, self.rows = [*self.heading, "time [s]"], rows
+        return _TimeColumn(len(self.heading) - 1, "time [s]", "s", is_assumed=False)
 
     def edge_column(self, name: str) -> _TimeColumn:
         """The column ``begin`` or ``end`` of a file of phases, whose heading may name a unit as well."""
@@ -383,14 +468,19 @@ class _Table:
         return _TimeColumn(place, heading, "s" if is_assumed else unit, is_assumed)
 
     def time_ns(self, line: int, row: Sequence[str], column: _TimeColumn) -> int:
-        """A number in the column's unit, or a date with a time (UTC where it does not say)."""
+        """A number in the column's unit, a date with a time (UTC where it does not say), or the time since midnight."""
         text = row[column.place]
-        number = self.number(text)
-        is_utc = number is None
-        t_ns = self._date_ns(line, text) if number is None else self._count_ns(line, number, column)
-        if self.is_utc not in (None, is_utc):
-            raise self.error(line, f"the time {text!r} is not of the clock of those before: all numbers, or all dates")
-        self.is_utc = is_utc
+        of_day, number = _OF_DAY.fullmatch(text), self.number(text)
+        if of_day is not None:
+            clock = "times of the day"
+            t_ns = round((3600 * int(of_day[1]) + 60 * int(of_day[2]) + Decimal(of_day[3])) * 10**9)
+        elif number is not None:
+            clock, t_ns = "numbers", self._count_ns(line, number, column)
+        else:
+            clock, t_ns = "dates", self._date_ns(line, text)
+        if self.clock not in ("", clock):
+            raise self.error(line, f"the time {text!r} is not of the clock of those before, which are {self.clock}")
+        self.clock = clock
         return t_ns
 
     def _count_ns(self, line: int, number: Decimal, column: _TimeColumn) -> int:
@@ -412,14 +502,22 @@ class _Table:
             iso = f"{year}-{month:0>2}-{day:0>2}{text[day_first.end() :]}"
         iso = re.sub(r"[, T]+(\d):", r" 0\1:", iso.replace(", ", " "))
         try:
-            moment = datetime.fromisoformat(iso)
+            moment = self._in_form(text) or datetime.fromisoformat(iso)
         except ValueError:
             hint = self.comma_hint(text) or ": write a number, or UTC as in 2026-01-31T12:00:00.5Z"
             if day_first and not self.asked.has_day_first:
                 hint = ": give --day-first if its day stands before its month"
             raise self.error(line, f"{text!r} is no time{hint}") from None
-        since = (moment if moment.tzinfo else moment.replace(tzinfo=self.asked.time_zone)) - _EPOCH
-        return since // timedelta(microseconds=1) * 1000
+        if moment.tzinfo is None:
+            self.has_no_zone = True
+            moment = moment.replace(tzinfo=self.asked.time_zone or UTC)
+        return (moment - _EPOCH) // timedelta(microseconds=1) * 1000
+
+    def _in_form(self, text: str) -> datetime | None:
+        for form in self.asked.date_forms:
+            with contextlib.suppress(ValueError):
+                return datetime.strptime(text, form)
+        return None
 
 
 def zone_of(name: str) -> tzinfo:
@@ -513,8 +611,16 @@ def _unit_of_readings(table: _Table, place: int) -> str | None:
     heading, asked = table.heading[place], table.asked.unit
     named = named_unit(heading, READING_UNITS)
     units = {named} if named else _either_unit(heading)
+    if table.asked.volts is not None:
+        amperes = named_unit(heading, AMPERES)
+        if amperes is None:
+            raise table.error(1, f"--volts is for amperes, and {heading!r} does not say that it holds them")
+        return f"{amperes[:-1]}W"
     if not units and (other := _other_quantity(heading)) is not None:
-        raise table.error(1, f"{heading!r} is of {other}, which is no power or energy: give --column or --columns")
+        hint = "--volts, " if other == "amperes" else ""
+        raise table.error(
+            1, f"{heading!r} is of {other}, which is no power or energy: give {hint}--column or --columns"
+        )
     if asked is not None and units and asked not in units:
         raise table.error(
             1, f"the heading {heading!r} says {' or '.join(sorted(units))}, --unit says {asked}: mend one of them"
@@ -565,7 +671,8 @@ def _code(table: _Table, line: int, text: str, unit: str | None) -> int | None:
         raise table.error(
             line, f"{text!r} is no number {f'of {unit}' if unit else 'with its unit'}{table.comma_hint(text)}"
         )
-    code = number * SCALES[of] * _CODES_PER_UNIT
+    volts = Decimal(1) if table.asked.volts is None else Decimal(str(table.asked.volts))
+    code = number * volts * SCALES[of] * _CODES_PER_UNIT
     if not abs(code) < 1 << 62:
         raise table.error(line, f"{text} {of} is beyond what any meter measures")
     return round(code)
@@ -665,6 +772,8 @@ def _read_log(table: _Table, card: SensorCard) -> _Log:
             raise ConfigError(f"{table.path} holds fewer than two readings{of}: there is nothing between them")
         if is_counter and len(codes) == 1 and asked.step_j is None:
             raise ConfigError(f"{table.path}: the counter{of} never moves; give --step-j if its step is so coarse")
+    if table.holds_values:
+        of_device = {label: _held(readings) for label, readings in of_device.items()}
     heading = "" if device_column is None else f"the column {table.heading[device_column]!r}"
     names = (_names_of_columns if len(places) > 1 else _device_names)(card, [*of_device])
     series = [
@@ -672,10 +781,21 @@ def _read_log(table: _Table, card: SensorCard) -> _Log:
         for device, label in names.items()
     ]
     slowest_ns = max(of.period_ns for of in series)
-    if times.is_assumed and not table.is_utc and slowest_ns >= _LONGEST_UNSAID_NS:
+    if times.is_assumed and table.clock == "numbers" and slowest_ns >= _LONGEST_UNSAID_NS:
         why = f"a reading every {slowest_ns * 1e-9:g} s? The heading {times.heading!r} names no unit"
         raise table.error(1, f"{why}: give --time-unit, s or ms")
     return _Log(is_counter, heading or (_WIDE if len(places) > 1 else ""), series, notes, 10**9 if is_spread else 0)
+
+
+def _held(readings: Sequence[tuple[int, int | None]]) -> list[tuple[int, int | None]]:
+    """Each value until the next one, every second, or as often as `_MOST_HELD` allows."""
+    first_ns, last_ns = readings[0][0], readings[-1][0]
+    step_ns = max(10**9, (last_ns - first_ns) // _MOST_HELD)
+    held: list[tuple[int, int | None]] = []
+    for (begin_ns, code), (end_ns, _) in pairwise([*readings, (last_ns + 1, None)]):
+        k = -((first_ns - begin_ns) // step_ns)  # the first step that is not before it
+        held += [(t_ns, code) for t_ns in range(first_ns + k * step_ns, end_ns, step_ns)]
+    return held
 
 
 _WIDE = "their columns"
@@ -826,6 +946,7 @@ def import_csv(
     card: SensorCard,
     asked: Columns = Columns(),
     *,
+    log_format: LogFormat | None = None,
     overwrite: bool = False,
 ) -> Imported:
     """Write the run file ``out``; what is in it.
@@ -834,19 +955,19 @@ def import_csv(
     is of, those of several. ``phases`` has the columns name, begin and end; all others are attributes. Without it one
     phase ``run`` lies over all. Raises `ConfigError`, and `RunFileError` for a file that cannot be written.
     """
-    table = _Table(power, asked)
+    table = _Table(power, asked, log_format=log_format)
     log = _read_log(table, card)
     series = log.series
     begin_ns = min(of.readings[0][0] for of in series)
     end_ns = max(of.readings[-1][0] for of in series)
-    of_phases = _Table(phases, asked, table.is_utc) if phases is not None else table
+    of_phases = _Table(phases, replace(asked, interval_s=None), table.clock) if phases is not None else table
     whole = _Phase(begin_ns, end_ns, WHOLE, {}, 0)
     spans = _phases(of_phases, begin_ns, end_ns) if phases is not None else [whole]
     begin_ns = min(begin_ns, spans[0].begin_ns)
     end_ns = max(end_ns, *(p.end_ns for p in spans))
     # No clock of a run shows 0 or less. Seconds since the start of something do.
     shift_ns = max(0, 1_000_000_000 - begin_ns)
-    events = [*_run(power, log, card, (begin_ns, end_ns), shift_ns, asked.step_j, is_utc=bool(table.is_utc))]
+    events = [*_run(power, log, card, (begin_ns, end_ns), shift_ns, asked.step_j, is_utc=table.clock == "dates")]
     events += _marks(of_phases, spans, shift_ns)
     journal, held = journals.claim(out.absolute(), overwrite=overwrite)
     try:
@@ -859,6 +980,13 @@ def import_csv(
     period_s = max(of.period_ns for of in series) * 1e-9
     labels = {of.device: of.label for of in series if log.device_column}
     notes = (*log.notes, *(of_phases.notes if phases is not None else ()))
+    if log_format is not None:
+        columns = ", ".join(table.asked.several or (table.asked.readings or "",))
+        zone = "; its times name no zone and are taken as UTC (--time-zone)"
+        is_unsaid = table.has_no_zone and asked.time_zone is None
+        lasting = "; a value lasts until the next row"
+        note = f"read as {log_format.name}: {columns} of {log_format.writer}{lasting * table.holds_values}"
+        notes = (f"{note}{zone * is_unsaid}", *notes)
     return Imported(len(table.rows), len(spans), period_s, labels, log.device_column, notes)
 
 
