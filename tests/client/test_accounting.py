@@ -376,14 +376,18 @@ def test_without_a_prolog_the_programs_on_a_gpu_say_it():
     book, job = JobBook(), JobIdentity("pbs", "3")
     book.see({"gpu0": [job]}, UTC_NS)
     book.see({"gpu0": [job], "gpu1": [job]}, UTC_NS + 5 * SECOND_NS)
-    book.see({}, UTC_NS + 20 * SECOND_NS)  # between two programs of a job
-    book.see({"gpu2": [JobIdentity("pbs", "4")]}, UTC_NS + 25 * SECOND_NS, {"pbs 4": UTC_NS + 22 * SECOND_NS})
-    assert book.cuts("gpu2").tolist() == [UTC_NS + 22 * SECOND_NS]
-    assert book.holders("gpu1", UTC_NS + 20 * SECOND_NS) == ("pbs 3",)
-    book.see({}, UTC_NS + 60 * SECOND_NS)
+    book.see({}, UTC_NS + 9 * SECOND_NS)  # between two programs of a job
+    assert book.holders("gpu1", UTC_NS + 8 * SECOND_NS) == ()
+    book.see({"gpu1": [job]}, UTC_NS + 15 * SECOND_NS)
+    assert book.holders("gpu1", UTC_NS + 15 * SECOND_NS) == ("pbs 3",)
+    book.see({"gpu1": [JobIdentity("pbs", "4")]}, UTC_NS + 25 * SECOND_NS, {"pbs 4": UTC_NS + 16 * SECOND_NS})
+    assert set(book.cuts("gpu1").tolist()) == {UTC_NS, UTC_NS + 16 * SECOND_NS}
+    assert book.holders("gpu1", UTC_NS + 17 * SECOND_NS) == ("pbs 4",)
     known, _ = sorted(book.take_changed(), key=lambda job: job.key)
     assert abs(began_utc_ns(os.getpid()) - time.time_ns()) < 10**12
-    assert (known.origin, known.end_ns, known.devices) == (PROCESSES, UTC_NS + 5 * SECOND_NS, ("gpu0", "gpu1"))
+    assert (known.origin, known.end_ns, known.devices) == (PROCESSES, UTC_NS + 16 * SECOND_NS, ("gpu0", "gpu1"))
+    book.see({}, UTC_NS + 60 * SECOND_NS)
+    book.take_changed()
     book.forget(UTC_NS + 10**14)
     assert book.jobs == {}
 

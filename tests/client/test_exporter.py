@@ -163,9 +163,10 @@ def test_over_losses_and_restarts_every_joule_counts_once(steps):
 class _Run:
     """As far as the sums look at one."""
 
-    def __init__(self, name, phases):
+    def __init__(self, name, phases, on_device=False):
         from pathlib import Path
 
+        self.is_timed_on_device = on_device
         self.run = Path(name)
         self.energies = {("gpu0", "simulated"): dict.fromkeys(phases, 1.0)}
         self.seconds = dict.fromkeys(phases, 0.5)
@@ -177,6 +178,13 @@ def test_many_names_of_phases_are_one():
     joules, seconds = sums.runs["r", "4711"]
     assert len(joules) == MOST_PHASES + 1
     assert (joules["gpu0", "simulated", OTHER], seconds[OTHER]) == (30.0, 15.0)
+
+
+def test_phases_that_a_gpu_times_have_no_samples():
+    """The host is ahead of the GPU: its marks would give forward's joules to what follows."""
+    sums = PhaseSums()
+    sums.take(_Run("r.h5", ["forward"], on_device=True), "", lambda device: True)
+    assert sums.runs == {}
 
 
 def test_the_latest_runs_have_samples():

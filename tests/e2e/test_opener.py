@@ -40,6 +40,9 @@ ALLOWED = {
         "file.write_table(_table(_SECONDS, (second, (node,) * len(rows), *others)))": "into `ParquetWriter`'s file",
         "pq.write_table(table, partial, compression='zstd')": OWN_NAME,
     },
+    "client/powerd_client/accounting/history.py": {
+        "sqlite3.connect(f'{(folder / NAME).absolute().as_uri()}?mode=ro', uri=True)": "to read: `mode=ro` makes none",
+    },
     "client/powerd_client/host/database.py": {
         "sqlite3.connect(path, timeout=WAIT_S, isolation_level=None)": "after `open_own`, which has made the file",
         "sqlite3.connect(':memory:')": "in memory",

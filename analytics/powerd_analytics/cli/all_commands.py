@@ -5,7 +5,7 @@ COMMANDS = {
         "record": ("runs:record", "Record any command, and the phases that it marks."),
         "top": ("runs:top", "Show watts, joules and the current phase while a run goes on."),
         "campaign": ("campaign:campaign", "Measure many settings by one file, whatever drifts meanwhile."),
-        "import": ("runs:import_", "Make a run file of CSVs that another meter wrote."),
+        "import": ("runs:import_", "Make a run file of a log that another meter or program wrote."),
     },
     "Look": {
         "tables": ("tables:tables", "Print joules, seconds and watts by phase."),

@@ -60,7 +60,10 @@ class PhaseSums:
     _named: set[str] = field(default_factory=set)
 
     def take(self, run: RunPhases, job: str, is_used: Callable[[str], bool]) -> None:
-        """What a run has by now, on the devices that it uses."""
+        """What a run has by now, on the devices that it uses; nothing where a device times its phases: the host's marks
+        are ahead of it."""
+        if run.is_timed_on_device:
+            return
         joules, seconds = defaultdict[tuple[str, str, str], float](float), defaultdict[str, float](float)
         for (device, provenance), by_phase in run.energies.items():
             for phase, value in by_phase.items() if is_used(device) else ():
@@ -250,7 +253,8 @@ class Exporter:
 
     def _of_phases(self) -> Iterator[Metric]:
         joules = CounterMetricFamily(
-            "powerd_phase_energy_joules", "Joules while a phase was the innermost one of a run that is recorded here.",
+            "powerd_phase_energy_joules",
+            "Joules while a phase was the innermost one of a run that is recorded here; none where a GPU times it.",
             labels=_OF_PHASE,
         )  # fmt: skip
         seconds = CounterMetricFamily("powerd_phase_seconds", "Seconds of the same.",

@@ -28,8 +28,6 @@ NOBODY = ""
 _EVENT = re.compile(r"(\d{10,19})\.([^/]{1,200})\.(begin|end)")
 """The name of a file that `deploy/slurm` writes: nanoseconds since 1970, the job, and what it did."""
 _EXITS = ("SLURM_JOB_EXIT_CODE2", "SLURM_JOB_EXIT_CODE")
-_GONE_NS = 30_000_000_000
-"""A job without a prolog has ended when no program of its has been seen on a GPU for so long."""
 _KEPT_NS = 3600 * 1_000_000_000
 """So long a job that has ended is remembered for readings that come late."""
 _PROCESSOR = re.compile(r"(cpu|dram|memory)\d*")
@@ -138,7 +136,8 @@ class JobBook:
         self, on: Mapping[str, Iterable[JobIdentity]], t_ns: int, began_ns: Mapping[str, int] | None = None
     ) -> None:
         """The jobs whose programs the driver lists on each device now, and when the first of these began: a job that is
-        new begins then, at most as long ago as the last look. A prolog that told of a job knows better."""
+        new begins then, at most as long ago as the last look. One that is gone has ended between the looks, before the
+        next one on its devices began: what was counted is not given away again. A prolog knows all this better."""
         devices: dict[str, set[str]] = {}
         identities: dict[str, JobIdentity] = {}
         for device, jobs in on.items():
@@ -155,8 +154,9 @@ class JobBook:
                 job.devices, job.seen_ns, job.end_ns = (*job.devices, *sorted(more)), t_ns, None
                 self.changed.add(key)
         for job in self.running():
-            if job.origin == PROCESSES and job.key not in identities and t_ns - job.seen_ns > _GONE_NS:
-                job.end_ns = job.seen_ns
+            if job.origin == PROCESSES and job.key not in identities:
+                others = (o for o in self.running() if o.begin_ns > job.seen_ns and set(o.devices) & set(job.devices))
+                job.end_ns = min([(job.seen_ns + t_ns) // 2, *(other.begin_ns for other in others)])
                 self.changed.add(job.key)
         self._looked_ns = t_ns
 

@@ -677,6 +677,11 @@ class RunPhases:
         return {str(d["uuid"]) for process in self._processes.values() for d in process.said.devices if d.get("uuid")}
 
     @property
+    def is_timed_on_device(self) -> bool:
+        """Whether phases are where a device is, which marks do not say when they are made: the host is ahead of it."""
+        return any("device" in process.said.timings.values() for process in self._processes.values())
+
+    @property
     def ended(self) -> Counter[str]:
         """How many phases of the first process have ended, by name."""
         return next((process.ended for process in self._training()), Counter())

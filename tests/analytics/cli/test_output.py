@@ -79,7 +79,7 @@ def test_what_is_no_run_is_one_line_and_status_2(
 def test_every_command_is_in_this_list(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """But those whose mistakes other tests make. Each has one line of help at 80 columns."""
     monkeypatch.setenv("COLUMNS", "80")
-    code, out, _ = said(capsys, "--help")
+    code, out, _ = said(capsys, "--help-all")
     assert code == 0
     shown = dict(line.split(maxsplit=1) for line in out.splitlines() if re.match("  [a-z]+  +[A-Z]", line))
     assert {*shown} == {*COMMANDS, "record", "tidy", "completion", "campaign", "optimise"}

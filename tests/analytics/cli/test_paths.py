@@ -85,7 +85,9 @@ OTHERWISE = {
     **{f"joules {name} keys": "read" for name in
        ("record", "top", "campaign run", "campaign resume", "campaign caps", "recover")},
     "powerd run spool": "a folder, in which no link is followed (tests/e2e/test_ownership.py)",
-    **{f"powerd {name} keys": "read" for name in ("run", "check", "describe", "stats", "keys list", "keys revoke")},
+    **{f"powerd {name} keys": "read" for name in
+       ("run", "check", "describe", "stats", "export", "keys list", "keys revoke")},
+    "powerd export certfile": "read", "powerd export keyfile": "read",
     "powerd calibrate run": "read", "powerd identify run": "read",
     "powerd check directory": "writes nothing",
     "powerd deploy root": "a root, below which nothing that is there is written over (tests/deploy/test_deploy.py)",
