@@ -285,7 +285,8 @@ def watts(lab: Lab) -> None:
              f"--screenshot={picture}", page],
             check=False, capture_output=True,
         )  # fmt: skip
-        lab.found("a picture of Prometheus' page", picture.name if picture.exists() else "none", picture.exists())
+        if not picture.exists():
+            lab.found("a picture of Prometheus' page", "none", False)
 
 
 def answer(query: str) -> list[Any]:
@@ -350,6 +351,9 @@ def write_report(lab: Lab) -> None:
         "| what | result |", "| --- | --- |", *rows, "",
         "`joules jobs accounting --by account,user`:", "", "```text", month, "```", "",
     ])  # fmt: skip
+    if (lab.folder / "prometheus.png").exists():
+        shutil.copy(lab.folder / "prometheus.png", REPOSITORY / "docs/results/cluster.png")
+        text += "\n![Watts by the recording rule, in Prometheus' own page](cluster.png)\n"
     (REPOSITORY / "docs/results/cluster.md").write_text(text)
 
 
