@@ -324,7 +324,7 @@ def test_status_shows_what_could_not_be_put_back_and_why(lab, monkeypatch, capsy
         helper._round(0.0)
         return read_answer(answers(peer)[0])
 
-    assert control_command._status(SimpleNamespace(ask=ask)) == 1
+    assert control_command._status(SimpleNamespace(ask=ask), "text") == 1
     told = capsys.readouterr().out
     assert "reverting (the driver did not take back what was found: gpu0: " in told
     assert ("bad.json" in told) == is_bad

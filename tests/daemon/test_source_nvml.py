@@ -57,6 +57,7 @@ class TestWhatThereIs:
             "uuid": "GPU-0",
             "pci_bus_id": "00000000:01:00.0",
             "driver_version": "580.1",
+            "cuda_version": "13.0",
             "architecture": 9,
             "power_limit_mw": 650_000,
             "default_power_limit_mw": 700_000,
