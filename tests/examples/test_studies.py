@@ -160,16 +160,11 @@ def test_a_training_is_one_row_of_a_table(script):
 def test_runs_of_a_seed_have_the_same_loss_and_say_which_kernels_they_used(taped):
     of = ["--images", "160", "--warm-up", "2"]
     first, again = taped(*of), taped(*of)
-    native, half, other = (
-        taped(*of, "--algorithm", "native"),
-        taped(*of, "--precision", "bf16"),
-        taped(*of, "--seed", "2"),
-    )
+    native, other = taped(*of, "--algorithm", "native"), taped(*of, "--seed", "2")
     losses = [values_of(meter, "result")["loss"] for meter in (first, again, other)]
     assert losses[0] == losses[1] != losses[2]
-    digests = [values_of(meter, "kernels")["digest"] for meter in (first, again, native, half)]
-    assert digests[0] == digests[1]
-    assert len(set(digests)) == 3
+    digests = [values_of(meter, "kernels")["digest"] for meter in (first, again, native)]
+    assert digests[0] == digests[1] != digests[2]
 
 
 def test_a_pilot_stops_at_the_target_and_says_after_how_many_epochs(taped, capsys):
