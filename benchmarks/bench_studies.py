@@ -215,11 +215,14 @@ def _compared(numbers: Sequence[Number]) -> str:
     text = "## Compared\n\n"
     of_none = [n for n in numbers if n.is_independent]
     compared = {str(basis): [n for n in of_none if n.basis is basis and n.table != LEFT_OUT] for basis in COMPARED}
-    compared["predicted between caps (left out)"] = [n for n in of_none if n.table == LEFT_OUT]
+    left, caps = _left_out_of(numbers)
+    compared["predicted between caps (left out)"] = left
     for name, own in compared.items():
         good = sum(n.is_reproduced for n in own)
         near = sum(n.is_reproduced or (n.off_pct is not None and abs(n.off_pct) <= NEAR_PCT) for n in own)
         text += f"- {name}: {good} of {len(own)} reproduced, {near} reproduced or within {NEAR_PCT:g} %\n"
+    exact, close = (sum(abs(n.off or 0.0) <= most_w for n in caps) for most_w in (0, 10))
+    text += f"- predicted best caps (left out): {exact} of {len(caps)} as printed, {close} within 10 W\n"
     text += "\n| predicted | published | ours | |\n| --- | ---: | ---: | --- |\n"
     for n in numbers:
         unit = "" if n.what.endswith(f"({n.unit or '1'})") else n.unit
@@ -235,16 +238,27 @@ def _compared(numbers: Sequence[Number]) -> str:
     return text + "; ".join(f"{table}: {', '.join(own)}" for table, own in by_table.items()) + ".\n"
 
 
+def _left_out_of(numbers: Sequence[Number]) -> tuple[list[Number], list[Number]]:
+    """Times and watts, and best caps."""
+    own = [n for n in numbers if n.table == LEFT_OUT]
+    return [n for n in own if not n.what.endswith(": cap")], [n for n in own if n.what.endswith(": cap")]
+
+
 def _left_out(numbers: Sequence[Number]) -> str:
     """How far each network of Krzywaniak's Table 2 is off that a card of the other five predicts."""
     text = (
         "\nLeft out, of Table 2 of Krzywaniak: a card that was fitted to the other five networks is fitted to three "
-        "caps of the sixth, and says what lies between them. It is an interpolation: "
-        "straight lines between the same caps are off by up to {:.2g} % in time and {:.2g} % in power, ours by "
+        "caps of the sixth, and says what lies between them. It is an interpolation: straight lines between the same "
+        "caps are off by up to {:.2g} % in time and {:.2g} % in power (best caps beside the printed ones, W):\n\n"
+        "| network | s, worst | W, worst | E | EDP | EDS 2 | EDS 1.5 |\n| --- | ---: | ---: | --- | --- | --- | --- |\n"
     ).format(*straight_lines_pct())
-    own = [n for n in numbers if n.table == LEFT_OUT and n.off_pct is not None]
-    worst = {unit: max(abs(n.off_pct or 0.0) for n in own if n.unit == unit) for unit in ("s", "W")}
-    return f"{text}{worst['s']:.2g} % and {worst['W']:.2g} %.\n"
+    left, best = _left_out_of(numbers)
+    for name in dict.fromkeys(n.what.partition(", ")[0] for n in best):
+        caps = [f"{n.ours:g}/{n.published}" for n in best if n.what.startswith(f"{name}, ")]
+        own = [n for n in left if n.what.startswith(f"{name} at ")]
+        off = [[abs(n.off_pct or 0.0) for n in own if n.unit == unit] for unit in ("s", "W")]
+        text += f"| {' | '.join((name, *(f'{max(o):.2f} %' if o else '' for o in off), *caps))} |\n"
+    return text
 
 
 def _off(n: Number) -> str:
@@ -277,8 +291,7 @@ def _contradicted(numbers: Sequence[Number]) -> str:
     for n in numbers:
         if n.basis is Basis.CONTRADICTED:
             by_table.setdefault(f"{n.table}, {n.what.rpartition(': ')[2]}", []).append(n)
-    for name, own in by_table.items():
-        text += f"- {name}: {len(own)}, as {own[0].what.rpartition(': ')[0]}, {own[0].published}, where {own[0].why}\n"
+    text += "; ".join(f"{name}: {len(own)}" for name, own in by_table.items()) + ".\n"
     return f"{text}\n"
 
 

@@ -16,12 +16,12 @@ from powerd_analytics.campaigns.design import (
     GPUS,
     KNOBS,
     Analysis,
-    Budget,
     Control,
     Design,
     Guard,
     Instrument,
     Level,
+    NodeBudget,
     Order,
     Pilot,
     Repeats,
@@ -129,7 +129,7 @@ class CampaignFile:
     work: WorkTable = field(default_factory=WorkTable)
     weights: Mapping[str, float] = field(default_factory=dict)
     pilot: Pilot | None = None
-    budget: Budget | None = None
+    budget: NodeBudget | None = None
     instrument: Instrument = field(default_factory=Instrument)
     simulation: Simulation = field(default_factory=Simulation)
 

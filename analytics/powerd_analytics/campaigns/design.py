@@ -170,7 +170,7 @@ class Instrument:
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
+class NodeBudget:
     """What a machine may draw: cells whose limits add up to more are none of the campaign's."""
 
     node_w: float
@@ -310,7 +310,7 @@ class Design:
     device: str = ""
     """Whose joules count; without it all GPUs, or all devices where there is none."""
     pilot: Pilot | None = None
-    budget: Budget | None = None
+    budget: NodeBudget | None = None
     analysis: Analysis = field(default_factory=Analysis)
     simulation: Simulation = field(default_factory=Simulation)
 

@@ -34,7 +34,7 @@ Reach = tuple[list[str], float, float]
 """Devices, and the least and the default level that all of them take."""
 
 
-class Store(Protocol):
+class JobStore(Protocol):
     """What `torch.distributed.Store` has of use here; safe in several threads."""
 
     def set(self, key: str, value: str) -> None: ...
@@ -74,7 +74,7 @@ class JobHold:
     and `release` at the end."""
 
     def __init__(
-        self, store: Store, rank: int, world_size: int, make_hold: Callable[[Sequence[str]], Hold], option: str
+        self, store: JobStore, rank: int, world_size: int, make_hold: Callable[[Sequence[str]], Hold], option: str
     ) -> None:
         """``make_hold`` is given devices of this rank, ``option`` is such as ``power_cap_w``."""
         self._store, self.rank, self._ranks = store, rank, range(world_size)
