@@ -12,7 +12,6 @@ second of the device: sums over a day are exact to one such step.
 from __future__ import annotations
 
 import math
-import os
 import re
 import sqlite3
 import sys
@@ -29,6 +28,7 @@ import pyarrow.parquet as pq
 from powerd_client.accounting.store import DAY_S, Store
 from powerd_client.host.log import tell
 from powerd_client.host.ownership import delete, make_folder, whole_output
+from powerd_client.journals.journal import sync_path
 from powerd_core.errors import PowerdError
 
 VERSION = b"1"
@@ -141,8 +141,8 @@ def write_seconds(place: Path, node: str, devices: Iterable[Sequence[tuple[Any, 
             for rows in devices:
                 second, *others = zip(*_rounded(rows), strict=True)
                 file.write_table(_table(_SECONDS, (second, (node,) * len(rows), *others)))
-        _sync(partial)
-    _sync(place.parent)
+        sync_path(partial)
+    sync_path(place.parent)
 
 
 def _table(schema: pa.Schema, columns: Iterable[Sequence[Any]]) -> pa.Table:
@@ -193,8 +193,8 @@ def write_jobs(place: Path, node: str, rows: Sequence[tuple[Any, ...]]) -> None:
     table = _table(_JOBS, list(zip(*(_job_row(node, row) for row in rows), strict=True)))
     with whole_output(place) as partial:
         pq.write_table(table, partial, compression="zstd")
-        _sync(partial)
-    _sync(place.parent)
+        sync_path(partial)
+    sync_path(place.parent)
 
 
 def _job_row(node: str, row: Sequence[Any]) -> tuple[Any, ...]:
@@ -203,14 +203,6 @@ def _job_row(node: str, row: Sequence[Any]) -> tuple[Any, ...]:
     times = (None if t is None else t * 1e-9 for t in (begin, end))
     random_j = None if random_j2 is None else math.sqrt(max(random_j2, 0.0))
     return (day, node, of, *texts, *times, device, provenance, energy_j, shared_j, random_j, *others)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 # -- how long they stay ------------------------------------------------------------------------------------------------

@@ -376,9 +376,9 @@ def open_regular(path: Path, flags: int = 0) -> BinaryIO:
     return file
 
 
-def sync_directory(path: Path) -> None:
-    """Come back when the names in a directory survive a power cut. Raises `OSError`."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+def sync_path(path: Path) -> None:
+    """Come back when a file, or the names in a directory, survive a power cut. Raises `OSError`."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
@@ -422,7 +422,7 @@ def pack(journal: Path, *, overwrite: bool, progress: Callable[[float], None] = 
         if not overwrite:
             _move_aside(packed_path(run), partial)
         ownership.move(partial, packed_path(run), overwrite=True)
-        sync_directory(run.parent)
+        sync_path(run.parent)
     finally:
         ownership.delete(partial)
     ownership.delete(source)  # without it a directory that was not deleted to its end is nothing

@@ -17,7 +17,7 @@ from typing import Any
 from powerd_client.host.hostclock import anchor_note, now_ns, take_anchor
 from powerd_client.host.ownership import delete, open_own
 from powerd_client.journals.job import MAX_TEXT, log
-from powerd_client.journals.journal import MarkTail, read_events, run_of, sync_directory
+from powerd_client.journals.journal import MarkTail, read_events, run_of, sync_path
 from powerd_client.journals.link import LinkMemory
 from powerd_core.errors import RunFileError, WireError
 from powerd_core.marks import Marks
@@ -144,7 +144,7 @@ class JournalWriter:
         self._journal = journal
         self._descriptor = open_own(journal / "journal.bin", os.O_WRONLY | os.O_APPEND)
         for directory in (journal, journal.parent):
-            sync_directory(directory)
+            sync_path(directory)
         self._size = past.size if past else os.fstat(self._descriptor).st_size
         self._heads = dict(past.heads) if past else {}
         self._repeat_at = max(_REPEAT_FIRST_BYTES, self._size)

@@ -179,7 +179,7 @@ def whole_file(out: Path, *, overwrite: bool) -> Iterator[tuple[h5py.File, Stead
         with steady_hdf5(partial) as opened:
             yield opened
         _move(partial, out, overwrite)
-        journals.sync_directory(out.parent)
+        journals.sync_path(out.parent)
     finally:
         ownership.delete(partial)
 
