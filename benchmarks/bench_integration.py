@@ -311,12 +311,15 @@ def compare_ways(n: int, m: int) -> bool:
 
 COMMANDS = {
     "info": ["info", "RUN"],
-    "clock": ["clock", "RUN"],
-    "verify": ["verify", "RUN"],  # exit status 1: the file has no board times, which would double its size
-    "recover": ["recover", "RUN", "-o", "OUT.h5", "--overwrite"],
+    "info --check": [
+        "info",
+        "--check",
+        "RUN",
+    ],  # exit status 1: the file has no board times, which would double its size
+    "journal recover": ["journal", "recover", "RUN", "-o", "OUT.h5", "--overwrite"],
     "tables": ["tables", "RUN"],
-    "uncertainty": ["uncertainty", "RUN"],
-    "index": ["index", "FOLDER", "--output", "OUT.parquet", "--jobs", "1"],
+    "tables --table uncertainty": ["tables", "--table", "uncertainty", "RUN"],
+    "query": ["query", "FOLDER", "--index", "OUT.parquet", "--jobs", "1"],
     "plot": ["plot", "RUN", "-o", "OUT.png", "--overwrite"],
     "plot --kind power": ["plot", "RUN", "--kind", "power", "-o", "OUT.png", "--overwrite"],
     "plot --kind phases": ["plot", "RUN", "--kind", "phases", "-o", "OUT.png", "--overwrite"],
@@ -324,10 +327,10 @@ COMMANDS = {
     "trace": ["trace", "RUN", "-o", "OUT.json", "--overwrite"],
     "compare": ["compare", "RUN", "TWIN"],
     "report": ["report", "RUN", "-o", "OUT.html", "--overwrite"],
-    "layers, layers": ["layers", "RUN"],
+    "tables --table layers, layers": ["tables", "--table", "layers", "RUN"],
     "tables, gaps": ["tables", "RUN"],
-    "uncertainty, gaps": ["uncertainty", "RUN"],
-    "verify, gaps": ["verify", "RUN"],
+    "tables --table uncertainty, gaps": ["tables", "--table", "uncertainty", "RUN"],
+    "info --check, gaps": ["info", "--check", "RUN"],
     "trace, gaps": ["trace", "RUN", "-o", "OUT.json", "--overwrite"],
     "report, gaps": ["report", "RUN", "-o", "OUT.html", "--overwrite"],
 }

@@ -102,7 +102,7 @@ class Meter:
         self._quiet = quiet
         self._live: Callable[[], LiveRun] | None = None
         """What of the recording has come so far; None where nothing is recorded."""
-        self._phases: dict[object, Phase] = {}
+        self._phases: dict[str | tuple[str, str], Phase] = {}
         self._devices: list[dict[str, object]] = []
         self._torch_marks: TorchMarks | None = None
         self._choice: PowerChooser | None = None
@@ -118,7 +118,7 @@ class Meter:
             if isinstance(error, PeerError) and url is None:
                 tell(f"this training is not recorded: {error}")  # nobody named a powerd: it is no fault of theirs
             elif required or isinstance(error, ConfigError | RunFileError):
-                raise
+                raise error.with_traceback(None) from None  # what is wrong stands where the Meter is made, not in it
             else:
                 warnings.warn(f"powerd: this training is not recorded: {error}", stacklevel=2)
         atexit.register(self.close)
@@ -168,7 +168,7 @@ class Meter:
         Attributes (``batch_size=64``, ``model="resnet34"``, ``operations_per_sample=3.6e9``) hold for everything inside
         the phase too; tables group by them.
         """
-        key = (name, repr(attributes)) if attributes else name
+        key: str | tuple[str, str] = (name, repr(attributes)) if attributes else name
         phase = self._phases.get(key)
         if phase is None:
             kind = 0
@@ -181,6 +181,10 @@ class Meter:
             mark = self._mark_of_iteration if name == ITERATION and self._counts_marks else self._mark
             phase = self._phases[key] = Phase(mark, kind, partial(_energy_of, self._live, name))
         return phase
+
+    def _taken(self, name: str, **attributes: Attribute) -> Phase:
+        """A phase for hooks and loaders, which may have nothing to mark."""
+        return self.phase(name, **attributes).taken()
 
     def energy(
         self, phase: str, device: str | None = None, *, last_s: float | None = 60.0, wait_s: float = 0.0
@@ -275,7 +279,7 @@ class Meter:
         if self._torch_marks is None and self._writer is not None:
             from powerd_client.training.torch_hooks import TorchMarks
 
-            self._torch_marks = TorchMarks(self._mark, self.phase, self._writer, self._turn)
+            self._torch_marks = TorchMarks(self._mark, self._taken, self._writer, self._turn)
             self._has_taken_wish()
         return self._torch_marks
 
@@ -327,11 +331,11 @@ class Meter:
 
     def data(self, loader: Iterable[T], **attributes: Attribute) -> Loader[T]:
         """``loader`` with each wait for its next batch marked as ``data``, the first one's included."""
-        return Loader(loader, [self.phase("data", **attributes)], self._cut)
+        return Loader(loader, [self._taken("data", **attributes)], self._cut)
 
     def iterations(self, loader: Iterable[T], **attributes: Attribute) -> Loader[T]:
         """``loader`` for a plain loop: each turn is a phase ``iteration``, and begins with the wait ``data``."""
-        return Loader(loader, [self.phase(ITERATION, **attributes), self.phase("data")], self._cut)
+        return Loader(loader, [self._taken(ITERATION, **attributes), self._taken("data")], self._cut)
 
     def _cut(self, phase: Phase) -> None:
         """End a phase as one that was cut off."""
@@ -401,7 +405,7 @@ class Meter:
         metric: str = "edp",
         max_slowdown: float = 0.05,
         *,
-        knob: str = "power_cap",
+        knob: str = "power_cap_w",
         iterations: int | None = None,
         window_s: float = 1.4,
         settle_s: float | None = None,
@@ -415,7 +419,7 @@ class Meter:
 
         ``metric``        of an iteration, to be least: ``e``, ``edp`` or ``ed2p`` (joules times seconds)
         ``max_slowdown``  how much longer than at the default cap an iteration may take, a share
-        ``knob``          what is chosen: ``power_cap`` or ``sm_clock``
+        ``knob``          what is chosen: ``power_cap_w`` or ``sm_clock_mhz``
         ``iterations``    how many the training has: where the rest of it cannot repay the search, that ends
         ``window_s``      the least length of a window, which has five iterations at least
         ``settle_s``      how long to wait behind a change (0.3 s)
@@ -431,20 +435,21 @@ class Meter:
         from powerd_client.knobs.cap_search import CapSearch
         from powerd_client.knobs.control import Hold
         from powerd_client.knobs.power_choice import KNOBS, SETTLE_S, PowerChooser
-        from powerd_core.lease import option_of
+        from powerd_core.lease import UNITS, option_of
 
         CapSearch(1.0, 2.0, metric, max_slowdown)  # what is wrong is said at once
-        if knob not in KNOBS:
+        option = option_of(knob) if knob in UNITS else knob  # what it was called in 0.1.0
+        if option not in KNOBS:
             raise ConfigError(f"{knob!r} is nothing to choose: there are {', '.join(KNOBS)}")
         settle_s = SETTLE_S if settle_s is None else settle_s
         name, live = Path(sys.argv[0] or "python").name, self._live
         return PowerChooser(
             lambda least_w, default_w: CapSearch(least_w, default_w, metric, max_slowdown),
-            lambda devices: Hold({option_of(knob): "default"}, devices, emit=self._emit, name=name, settle_s=settle_s),
+            lambda devices: Hold({option: "default"}, devices, emit=self._emit, name=name, settle_s=settle_s),
             None if live is None else lambda *window: live().between(*window),
             self._emit,
             window_s=window_s,
-            knob=knob,
+            knob=option,
             iterations=iterations,
         )
 
@@ -540,6 +545,7 @@ class Meter:
                 self._close_hooks,
                 self._close_timer,
                 self._identify,
+                self._tell_untaken,
                 self._tell_crowded,
                 self._await_others,
             ):
@@ -571,6 +577,13 @@ class Meter:
             self._timer.close()
             if self._timer.failure:
                 writer.note(self._timer.failure)
+
+    def _tell_untaken(self, writer: MarkWriter) -> None:
+        untaken = [key if isinstance(key, str) else key[0] for key, phase in self._phases.items() if not phase.is_taken]
+        for name in dict.fromkeys(untaken):
+            text = f"the phase {name!r} was never begun: write `with meter.phase({name!r}):` around what it is of"
+            writer.note(text)
+            tell(text)
 
     def _tell_crowded(self, writer: MarkWriter) -> None:
         if self._rendezvous is None or self._rendezvous.is_first:  # all ranks mark alike

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from powerd_core.errors import ConfigError, ControlError
-from powerd_core.hold import UNLOCKED, Range, Setting, Value, text_of
+from powerd_core.hold import UNITS, UNLOCKED, Range, Setting, Value, option_of, text_of
 
 Found = Mapping[str, Any]
 """What a knob was before: JSON that says how it goes back, and under ``value`` what it amounts to."""
@@ -77,7 +77,7 @@ class Knob(ABC):
             is_taken = not of.words and of.least - 1e-6 <= value <= of.greatest + 1e-6
             what = f"{of.least:g} to {text_of(of.greatest, self.name)}"
         if not is_taken:
-            raise ConfigError(f"{self.name} takes {what}, not {text_of(value, self.name)[:60]}")
+            raise ConfigError(f"{option_of(self.name)} takes {what}, not {text_of(value, self.name)[:60]}")
 
     def find(self) -> Found:
         """What has to be put back later."""
@@ -398,8 +398,9 @@ class Bench:
         knobs = self.all()
         if (known := self._known(device, name)) is not None:
             return known
-        has = sorted(knob.name for knob in knobs if device in (knob.device, knob.uuid))
+        has = sorted(option_of(knob.name) for knob in knobs if device in (knob.device, knob.uuid))
         if has:
+            name = option_of(name) if name in UNITS else name
             raise ConfigError(f"{device[:60]} has no {name}: it has {', '.join(has)}")
         devices = ", ".join(sorted({knob.device for knob in knobs})) or "none"
         raise ConfigError("; ".join([f"there is no device {device[:60]!r} here: there is {devices}", *self.problems]))

@@ -38,6 +38,7 @@ from powerd_core.hold import (
     after_reading,
     follow,
     is_same,
+    option_of,
     text_of,
 )
 
@@ -357,7 +358,7 @@ class Leases:
             for hold in lease.holds:
                 if hold.key in keys:
                     left = f"{max(0.0, lease.deadline_s - now_s):.0f} s from now at the latest, unless it goes on"
-                    what = f"{hold.knob.device} {hold.knob.name} is held by {lease.holder_text()}"
+                    what = f"{hold.knob.device} {option_of(hold.knob.name)} is held by {lease.holder_text()}"
                     raise LeaseHeld(f"{what} until {left} (lease {lease.id})")
         holds = []
         for knob, value in wanted:
@@ -378,7 +379,7 @@ class Leases:
             raise ControlError(f"the lease does not hold {min(missing)[1]}")
         holds = [hold for hold in lease.holds if hold.key in levels]
         if gone := next((hold for hold in holds if hold.state is not State.HELD), None):
-            raise ControlError(f"{gone.knob.device} {gone.knob.name}: {gone.why}")
+            raise ControlError(f"{gone.knob.device} {option_of(gone.knob.name)}: {gone.why}")
         for hold in holds:
             _check_bound(hold, levels[hold.key], bounded)
         for hold in holds:
@@ -404,13 +405,13 @@ class Leases:
         _each_device(holds, Hold.apply)
         failed = [hold for hold in holds if hold.state is not State.HELD]
         if failed:
-            reasons = "; ".join(f"{h.knob.device} {h.knob.name}: {h.why}" for h in failed)
+            reasons = "; ".join(f"{h.knob.device} {option_of(h.knob.name)}: {h.why}" for h in failed)
             self.end(lease, Happening.RELEASED)
             raise ControlError(f"{reasons}. All is as it was found" if lease.is_over else reasons)
         with contextlib.suppress(OSError):  # the record of the intention says all that is needed
             self._records.write(lease.id, lease.document(self._boot))
         for hold in holds:
-            _log.info(f"lease {lease.id}: {hold.knob.device} {hold.knob.name} {hold.setting}")
+            _log.info(f"lease {lease.id}: {hold.knob.device} {option_of(hold.knob.name)} {hold.setting}")
 
     def renew(self, lease: Lease) -> None:
         if lease.is_ending:
@@ -433,7 +434,7 @@ class Leases:
         for hold, why in zip(lease.holds, before, strict=True):
             if hold.why != why:
                 level = logging.INFO if hold.state is State.ENDED else logging.WARNING
-                _log.log(level, f"lease {lease.id}: {hold.knob.device} {hold.knob.name}: {hold.why}")
+                _log.log(level, f"lease {lease.id}: {hold.knob.device} {option_of(hold.knob.name)}: {hold.why}")
         if lease.is_over:
             self.leases.pop(lease.id, None)
             self._remove(lease.id)
@@ -541,7 +542,7 @@ def _check_bound(hold: Hold, value: Value, bounded: Collection[Knob]) -> None:
         most = found
     if most is not None and not (isinstance(value, float) and value <= most + 1e-6):
         raise ConfigError(
-            f"{name} is never set above what was found, {text_of(most, name)}: not to {text_of(value, name)}"
+            f"{option_of(name)} is never set above what was found, {text_of(most, name)}: not to {text_of(value, name)}"
         )
 
 
@@ -552,7 +553,7 @@ def _look(lease: Lease, hold: Hold) -> None:
         _log.warning(f"lease {lease.id}: {error}")
         return
     if hold.state is not State.HELD:
-        _log.warning(f"lease {lease.id}: {hold.knob.device} {hold.knob.name}: {hold.why}")
+        _log.warning(f"lease {lease.id}: {hold.knob.device} {option_of(hold.knob.name)}: {hold.why}")
 
 
 def _each_device(holds: list[Hold], act: Callable[[Hold], None]) -> None:

@@ -8,7 +8,7 @@
     [[allow]]
     group = "energy"                  # or user = "ada", or remote = "trainer" (a key with the role control)
     devices = ["*"]                   # or ["gpu0", "GPU-4f2c..."]
-    knobs = ["power_cap", "sm_clock"]
+    knobs = ["power_cap_w", "sm_clock_mhz"]
     power_cap_w = [150, 300]          # only from here to there
     never_above_found = true          # and never above what was found
     max_ttl_s = 600                   # longest silence that may be asked for
@@ -74,8 +74,10 @@ class Rule:
     def __post_init__(self) -> None:
         if sum(map(bool, (self.user, self.group, self.remote))) != 1:
             raise ValueError("name one of user, group, remote")
+        # By their options, ``power_cap_w``; policies of before have the names without units.
+        object.__setattr__(self, "knobs", tuple(KNOB_OF_OPTION.get(name, name) for name in self.knobs))
         if unknown := set(self.knobs) - UNITS.keys():
-            raise ValueError(f"there is no knob {min(unknown)!r}: there are {', '.join(UNITS)}")
+            raise ValueError(f"there is no knob {min(unknown)!r}: there are {', '.join(KNOB_OF_OPTION)}")
         if self.require not in ("", "owns-all-processes"):
             raise ValueError("require is 'owns-all-processes'")
 
@@ -92,16 +94,16 @@ class Rule:
         if "*" not in self.devices and not {knob.device, knob.uuid} & set(self.devices):
             return f"not on {knob.device}"
         if knob.name not in self.knobs:
-            return f"not {knob.name}"
+            return f"not {option_of(knob.name)}"
         if limits is not None and not (isinstance(value, float) and limits[0] <= value <= limits[1]):
             allowed = f"{text_of(limits[0], knob.name)} to {text_of(limits[1], knob.name)}"
-            return f"{knob.name} from {allowed}, not {text_of(value, knob.name)}"
+            return f"{option_of(knob.name)} from {allowed}, not {text_of(value, knob.name)}"
         if ttl_s > self.max_ttl_s:
             return f"at most {self.max_ttl_s:g} s of silence, not {ttl_s:g}"
         if held_s > self.max_lease_s:
             return f"a lease of at most {self.max_lease_s:g} s"
         if knob.is_shared and not self.mig:
-            return f"not where the GPU is divided (MIG): {knob.name} concerns all who share it"
+            return f"not where the GPU is divided (MIG): {option_of(knob.name)} concerns all who share it"
         if self.require:
             users = knob.users()
             if users is None or users - {caller.uid}:
@@ -117,7 +119,8 @@ class Rule:
         ]
         bound = "never above what was found" if self.never_above_found else ""
         steal = "may end leases of others" if self.steal else ""
-        parts = [", ".join(self.knobs), "on " + ", ".join(self.devices), *limits, bound, self.require, steal]
+        knobs = ", ".join(map(option_of, self.knobs))
+        parts = [knobs, "on " + ", ".join(self.devices), *limits, bound, self.require, steal]
         return "; ".join(part for part in parts if part)
 
 
@@ -170,10 +173,11 @@ class Policy:
             raise ControlDenied("no rule of the policy names you, and nobody is allowed anything by default")
         for knob, value in wanted:
             if knob.driver in UNTESTED and knob.driver not in self.untested:
-                raise ControlDenied(f'{knob.device} {knob.name} needs untested = ["{knob.driver}"] in the policy')
+                what = f"{knob.device} {option_of(knob.name)}"
+                raise ControlDenied(f'{what} needs untested = ["{knob.driver}"] in the policy')
             if knob.is_untold and knob.name not in self.stated:
                 raise ControlDenied(
-                    f"no driver tells what {knob.name} is set to: above all rules, the policy has to say "
+                    f"no driver tells what {option_of(knob.name)} is set to: above all rules, the policy has to say "
                     f'{knob.name}_found = "{UNLOCKED}", or the MHz that it is locked to'
                 )
             objections = [rule.objection(caller, knob, value, ttl_s, held_s) for rule in rules]

@@ -53,7 +53,7 @@ UNITS = {
 
 def option_of(knob: str) -> str:
     """How a knob is called in Python: its name with its unit, ``power_cap_w``."""
-    unit = UNITS[knob].lower()
+    unit = UNITS.get(knob, "").lower()
     return f"{knob}_{unit}" if unit else knob
 
 

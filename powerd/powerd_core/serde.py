@@ -333,6 +333,8 @@ def _default(f: Field[Any]) -> str:
     value = to_document(f.default_factory() if f.default_factory is not MISSING else f.default)
     if value is None:
         return "none"
+    if hasattr(value, "__fspath__"):
+        value = value.__fspath__()
     return str(value).lower() if isinstance(value, bool) else repr(value)
 
 

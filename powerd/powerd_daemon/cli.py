@@ -21,7 +21,7 @@ from textwrap import fill
 from powerd_core.errors import ConfigError, PowerdError
 from powerd_core.model import Description
 from powerd_core.serde import describe_options, read_description
-from powerd_core.text import LEGIBLE, printable, register_legible
+from powerd_core.text import LEGIBLE, did_you_mean, printable, register_legible
 from powerd_daemon.commands import Command, add_format_option, add_keys_option, load, make_parser
 from powerd_daemon.config import DEFAULT_LISTEN, NOTHING, Config, ServerConfig, load_config, source_config
 from powerd_daemon.sources.base import find_source, kinds
@@ -146,11 +146,14 @@ def run_config(arguments: argparse.Namespace) -> Config:
 
 
 def _sources_options(sources: argparse.ArgumentParser) -> None:
-    sources.epilog = "powerd sources"
+    sources.add_argument("kind", nargs="?", metavar="KIND", help="only this one, such as nvml; all without it")
+    sources.epilog = "powerd sources nvml"
 
 
-def _sources(_: argparse.Namespace) -> None:
-    for kind in kinds():
+def _sources(arguments: argparse.Namespace) -> None:
+    if arguments.kind is not None and arguments.kind not in kinds():
+        raise ConfigError(f"there is no kind of source {arguments.kind!r}{did_you_mean(arguments.kind, kinds())}")
+    for kind in kinds() if arguments.kind is None else (arguments.kind,):
         try:
             cls = find_source(kind)
         except ConfigError as error:

@@ -325,7 +325,7 @@ def check_ports(machine: Machine, config: Config | None) -> Iterator[Finding]:
             if is_usbtmc(port) == (area == "usbtmc") and area != "i2c" and not machine.has(port)
         )
         if not ports:
-            what = f"there is no /dev/{', /dev/'.join(p[4:].partition('[')[0] for p in patterns)}* here"
+            what = f"there is no {', '.join(f'/{p.partition(chr(91))[0]}*' for p in patterns)} here"
             yield Finding(area, FAIL, what, remedy) if must else Finding(area, OK, f"{what}, and none is asked for")
         allowed = [p.name for p in ports if machine.may(p, os.R_OK | os.W_OK)]
         if allowed:

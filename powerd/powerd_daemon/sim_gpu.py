@@ -127,7 +127,7 @@ def _start_helper(folder: Path, environment: dict[str, str]) -> subprocess.Popen
     found = 'sm_clock_found = "unlocked"\nmem_clock_found = "unlocked"\n'
     rule = f'{found}[[allow]]\nuser = "{getpass.getuser()}"\ndevices = ["*"]\nsteal = true\n'
     policy = folder / "control.toml"
-    replace(policy, rule + 'knobs = ["power_cap", "sm_clock", "mem_clock"]\n', 0o600)
+    replace(policy, rule + 'knobs = ["power_cap_w", "sm_clock_mhz", "mem_clock_mhz"]\n', 0o600)
     command = [sys.executable, "-P", "-m", "powerd_control", "--simulated", "--socket", environment[_CONTROL]]
     log = (folder / "control.log").open("wb")
     with log:

@@ -1,4 +1,4 @@
-"""`joules pick`: several metrics at once, ties and U95, an accuracy to keep, references of several columns."""
+"""`joules published pick`: several metrics, ties and U95, an accuracy to keep, references of several columns."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ EVERY = "e,time,edp,ed2p,eds:1.5,eds:4,sml,cost"
 
 
 def picked(capsys, path, *options):
-    code, out, err = joules(capsys, "pick", path, *options)
+    code, out, err = joules(capsys, "published", "pick", path, *options)
     assert code == 0
     return rows(out), err
 
@@ -56,7 +56,7 @@ def test_without_u95_nothing_is_said_of_ties(tmp_path, capsys):
     path = write(tmp_path / "t.csv", [{k: v for k, v in r.items() if k != "u95_j"} for r in CAPS])
     (e,), _ = picked(capsys, path, *REFERENCE, "--metric", "e")
     assert (e["ties"], e["u95_energy_j"], e["u95_energy_saving_pct"]) == ("", "", "")
-    out = joules(capsys, "pick", path, *REFERENCE, "--metric", "e,edp", "--format", "text")[1]
+    out = joules(capsys, "published", "pick", path, *REFERENCE, "--metric", "e,edp", "--format", "text")[1]
     assert "ties are not known: the table does not say how sure all joules are (u95_j)" in out
 
 
@@ -101,20 +101,22 @@ def test_the_cheapest_within_some_points_of_the_best_accuracy(tmp_path, capsys):
     assert r["power_cap_w"] == "200"
     assert "row 4: no result_loss: not among the choices" in err
     assert "--of top5: no such column" in refused(
-        capsys, "pick", path, *REFERENCE, "--metric", "e", "--within", 1, "--of", "top5"
+        capsys, "published", "pick", path, *REFERENCE, "--metric", "e", "--within", 1, "--of", "top5"
     )
-    assert "belong together" in refused(capsys, "pick", path, *REFERENCE, "--metric", "e", "--of", "top1")
+    assert "belong together" in refused(capsys, "published", "pick", path, *REFERENCE, "--metric", "e", "--of", "top1")
 
 
 def test_a_reference_of_several_columns(tmp_path, capsys):
     both = [{**r, "batch_size": batch, "energy_j": r["energy_j"] / batch} for r in CAPS for batch in (1, 2)]
     path = write(tmp_path / "t.csv", both)
-    assert "2 rows are the reference power_cap_w=300" in refused(capsys, "pick", path, *REFERENCE, "--metric", "e")
+    assert "2 rows are the reference power_cap_w=300" in refused(
+        capsys, "published", "pick", path, *REFERENCE, "--metric", "e"
+    )
     (r,), _ = picked(capsys, path, "--reference", "power_cap_w=300,batch_size=1", "--metric", "e")
     assert (r["batch_size"], float(r["energy_saving_pct"])) == ("2", pytest.approx(100 * (1 - 500 / 1200)))
     assert r["ties"] == "power_cap_w 200, batch_size 2"
     assert "no row has batch_size=3" in refused(
-        capsys, "pick", path, "--reference", "power_cap_w=300,batch_size=3", "--metric", "e"
+        capsys, "published", "pick", path, "--reference", "power_cap_w=300,batch_size=3", "--metric", "e"
     )
     assert [c.value for c in parse_reference("target=a,b,cap=2")] == ["a,b", "2"]
 
@@ -129,9 +131,11 @@ def test_figures_of_a_sample_an_operation_and_money(tmp_path, capsys):
     assert {(r["power_cap_w"], r["ties"]) for r in found} == {("150", "power_cap_w 200")}
     plain = write(tmp_path / "p.csv", CAPS)
     assert "no row has what --metric gflops_per_w needs" in refused(
-        capsys, "pick", plain, *REFERENCE, "--metric", "gflops_per_w"
+        capsys, "published", "pick", plain, *REFERENCE, "--metric", "gflops_per_w"
     )
-    assert "--metric money needs --price-per-kwh" in refused(capsys, "pick", plain, *REFERENCE, "--metric", "money")
+    assert "--metric money needs --price-per-kwh" in refused(
+        capsys, "published", "pick", plain, *REFERENCE, "--metric", "money"
+    )
 
 
 @pytest.mark.parametrize(
@@ -139,11 +143,11 @@ def test_figures_of_a_sample_an_operation_and_money(tmp_path, capsys):
     [("x", "is none of e, time"), ("e:2", "is none of"), ("eds:0.5", "k must be 1 or more"), ("eds:", "must be 1")],
 )
 def test_metrics_that_are_none_are_refused(tmp_path, capsys, metric, text):
-    assert text in refused(capsys, "pick", write(tmp_path / "t.csv", CAPS), *REFERENCE, "--metric", metric)
+    assert text in refused(capsys, "published", "pick", write(tmp_path / "t.csv", CAPS), *REFERENCE, "--metric", metric)
 
 
 def test_the_table_of_several_metrics_fits_80_columns(tmp_path, capsys):
-    command = ("pick", write(tmp_path / "t.csv", CAPS), *REFERENCE, "--metric", EVERY, "--format", "text")
+    command = ("published", "pick", write(tmp_path / "t.csv", CAPS), *REFERENCE, "--metric", EVERY, "--format", "text")
     _, out, _ = joules(capsys, *command)
     assert "edp: not to be told from power_cap_w 200" in out
     assert max(len(line) for line in out.splitlines() if not line.startswith("Best of")) <= 80

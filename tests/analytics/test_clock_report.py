@@ -1,4 +1,4 @@
-"""`joules clock`: figures, picture and marker check, of runs built from simulated exchanges."""
+"""`joules info --check`: figures, picture and marker check, of runs built from simulated exchanges."""
 
 import json
 
@@ -86,12 +86,12 @@ def test_a_step_is_told_and_readings_around_it_are_no_values(stepped):
 
 
 def test_the_command_prints_for_people_and_for_programs(steady, stepped, capsys):
-    main_ok(["clock", str(steady)])
+    main_ok(["info", "--check", str(steady)])
     said = capsys.readouterr().out
     for words in ("clock of fake board, epoch 1", "skew 40.0", "guaranteed bound: ±", "delay: 1"):
         assert words in said
-    main_ok(["clock", str(stepped), "--format", "json"])
-    document = json.loads(capsys.readouterr().out)
+    main_ok(["info", "--check", str(stepped), "--format", "json"])
+    (document,) = json.loads(capsys.readouterr().out)
     assert document["clocks"][0]["steps"][0]["by_s"] == pytest.approx(-0.025, abs=1e-4)
 
 
@@ -136,7 +136,7 @@ class TestMarker:
         assert (r.marks, r.edges, r.pairs, r.outside, r.holds) == (38, 38, 38, outside, not outside)
         assert (r.median_s, r.p99_s) == pytest.approx((off_ns * 1e-9, abs(off_ns) * 1e-9))
         assert r.bound_median_s == pytest.approx(70e-6)
-        main_ok(["clock", str(run.path), "--marker", "node.marker", "--phase", "forward"])
+        main_ok(["info", "--check", str(run.path), "--marker", "node.marker", "--phase", "forward"])
         assert ("NOT held by 38 of 38" in capsys.readouterr().out) == bool(outside)
 
     def test_lost_edges_do_not_pair_with_others(self, tmp_path):

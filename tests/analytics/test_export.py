@@ -111,7 +111,7 @@ def test_a_run_file_with_tables_is_still_what_it_says(tmp_path, capsys):
     code, out, _ = joules(capsys, "tables", path, "--into", path)
     assert (code, out) == (0, f"{path}: /tables/{{time,energy,totals,records,accuracy}}\n")
     assert wrong(path) == []
-    assert joules(capsys, "verify", path)[0] == 0
+    assert joules(capsys, "info", "--check", path)[0] == 0
     assert sorted(p.name for p in tmp_path.iterdir()) == ["run.h5", "run.h5.journal.gz"]
     with h5py.File(path) as file:
         assert all(np.array_equal(file["lines"][n]["t_ns"][:], t) for n, t in before.items())
@@ -156,7 +156,7 @@ def test_a_text_that_a_spreadsheet_would_calculate_stays_a_text(tmp_path, capsys
         _, out, _ = joules(capsys, "tables", path, "--format", "csv")
         row = next(csv.DictReader(io.StringIO(out)))
         assert (row["model"], row["attribute_own"]) == (made, made)
-        _, out, _ = joules(capsys, "uncertainty", path, "--format", "csv")
+        _, out, _ = joules(capsys, "tables", "--table", "uncertainty", path, "--format", "csv")
         assert not any(cell.startswith(("=", "@")) for line in csv.reader(io.StringIO(out)) for cell in line)
 
 

@@ -68,7 +68,7 @@ def test_an_index_has_the_frames_that_the_files_have(campaign):
     assert (report.path, report.runs, report.read, report.failed) == (campaign / "index.parquet", 3, 3, ())
     expected = read_runs([campaign])
     assert_same(index_frame(campaign), expected)
-    assert_same(index_frame(str(campaign / "index.parquet")), expected)  # as docs/howto/campaigns.md has it
+    assert_same(index_frame(str(campaign / "index.parquet")), expected)  # as docs/howto/queries.md has it
     assert_same(read_runs([campaign / "index.parquet"]), expected)
     gpu1 = index_frame(campaign, "gpu1")
     assert_same(gpu1, run_frame(campaign / "later" / "c.h5", "gpu1"))
@@ -179,7 +179,7 @@ def test_tables_and_compare_take_an_index(indexed, capsys):
         "a.h5 is on both sides: a run cannot be compared with itself\n"
     )
     (campaign / "z.h5").write_bytes(b"junk")
-    joules(capsys, "index", campaign, "--jobs", "1")
+    joules(capsys, "query", campaign, "--jobs", "1")
     code, out, err = joules(capsys, "tables", index)
     assert (code, out) == (2, "")
     assert f"{campaign / 'z.h5'} could not be read when" in err
@@ -213,7 +213,7 @@ def test_links_are_followed_no_run_counts_twice_and_what_cannot_be_read_is_named
         (campaign / name).parent.mkdir(exist_ok=True)
         (campaign / name).touch()
     shutil.copy(campaign / "a.h5", os.fsdecode(os.fsencode(campaign) + b"/\xff.h5"))
-    code, out, err = joules(capsys, "index", campaign, "--jobs", "1")
+    code, out, err = joules(capsys, "query", campaign, "--jobs", "1")
     assert (code, out) == (0, f"{campaign / 'index.parquet'}: 3 runs, 3 read now, 3 failed\n")
     assert err.count("\n") == 4
     for text in (
@@ -226,7 +226,7 @@ def test_links_are_followed_no_run_counts_twice_and_what_cannot_be_read_is_named
     assert query(campaign, "select run from files where error is null").rows == (("a",), ("b",), ("c",))
     for name in ("gone.h5", "z.h5"):
         (campaign / name).unlink()
-    _, out, err = joules(capsys, "index", campaign, "--jobs", "1")
+    _, out, err = joules(capsys, "query", campaign, "--jobs", "1")
     assert out == f"{campaign / 'index.parquet'}: 3 runs, 0 read now, 1 failed, 1 vanished\n"
     assert "z.h5 has vanished" in err
 
@@ -247,7 +247,7 @@ def test_an_index_of_another_version_is_refused_and_made_again(indexed):
 def test_ctrl_c_leaves_no_traces(made, tmp_path):
     for i in range(400):
         os.link(made / "a.h5", tmp_path / f"{i}.h5")
-    command = [sys.executable, "-m", "powerd_analytics", "index", str(tmp_path), "--jobs", "2"]
+    command = [sys.executable, "-m", "powerd_analytics", "query", str(tmp_path), "--jobs", "2"]
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # also where the tests' caller ignores Ctrl-C
     with subprocess.Popen(command, stdout=-1, stderr=-1, text=True, start_new_session=True) as running:
         signal.signal(signal.SIGINT, before)

@@ -108,7 +108,7 @@ def test_phases_of_a_jobs_runs(nodes, tmp_path, capsys):
     (tmp_path / "runs").mkdir()
     make_run(tmp_path / "runs" / "a.h5", lines, tr.phases, end_ns=tr.end_ns, environment=about)
     make_run(tmp_path / "runs" / "b.h5", lines, tr.phases, end_ns=tr.end_ns)
-    assert joules(capsys, "index", tmp_path / "runs", "--jobs", 1)[0] == 0
+    assert joules(capsys, "query", tmp_path / "runs", "--jobs", 1)[0] == 0
     rows = rows_of(capsys, nodes, "--by", "user", "--index", tmp_path / "runs")
     code, out, _ = joules(capsys, "tables", tmp_path / "runs" / "a.h5", "--format", "csv")
     phases = [row for row in csv.DictReader(io.StringIO(out)) if row["kind"] == "phase" and row["j_per_batch"]]

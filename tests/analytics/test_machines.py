@@ -249,7 +249,7 @@ class TestByHand:
 class TestCommands:
     def test_an_index_holds_the_job_once(self, tmp_path, capsys):
         paths = [machine(tmp_path / f"{i}.h5", i) for i in range(2)]
-        assert joules(capsys, "index", tmp_path, "--jobs", "1")[0] == 0
+        assert joules(capsys, "query", tmp_path, "--jobs", "1")[0] == 0
         ask = "select count(*) n, sum(energy_j) j from totals"
 
         def answer(sql):
@@ -263,5 +263,5 @@ class TestCommands:
         assert row["j"] == pytest.approx(total["energy_j"])
         assert rows_of(read_runs([tmp_path / "index.parquet"])) == rows_of(read_runs([tmp_path]))
         paths[1].unlink()
-        assert joules(capsys, "index", tmp_path, "--jobs", "1")[0] == 0
+        assert joules(capsys, "query", tmp_path, "--jobs", "1")[0] == 0
         assert answer(ask)[0]["n"] == 2  # a part of which no other is there has a total for each GPU

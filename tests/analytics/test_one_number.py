@@ -1,7 +1,7 @@
 """One run has one number: closing line, tables, info, verify, report and top say the same joules and the same ±.
 
-A campaign has one, too: its journal, tables, CSV, pictures, page, findings and `joules pick` say one joule, one ±, one
-best.
+A campaign has one, too: its journal, tables, CSV, pictures, page, findings and `joules published pick` say one joule,
+one ±, one best.
 """
 
 import csv
@@ -98,7 +98,7 @@ def test_every_place_says_the_same_joules(run, capsys):
     places = {
         "tables": of_gpu0(said(capsys, "tables", run, "--notes")),
         "info": of_gpu0(said(capsys, "info", run)),
-        "verify": of_gpu0(said(capsys, "verify", run)),
+        "verify": of_gpu0(said(capsys, "info", "--check", run)),
         "top": of_gpu0(said(capsys, "top", "--run", run)),
     }
     assert places == dict.fromkeys(places, closing)
@@ -264,7 +264,7 @@ def test_a_campaign_says_the_joules_of_its_runs_in_every_place(home, capsys):
     expected = [float(asked[cap]["energy_j"]) / 4 for cap in (180, 260)]
     assert figures(of_total, "a", "b") == pytest.approx(expected, rel=1e-9)
     if importlib.util.find_spec("pyarrow") is not None:
-        said(capsys, "index", "by cap/180", "-o", "by cap/180.parquet")
+        said(capsys, "query", "by cap/180", "--index", "by cap/180.parquet")
         indexed = csv.DictReader(io.StringIO(said(capsys, "tables", "by cap/180.parquet", "--format", "csv")))
         (mean,) = (row for row in indexed if row["kind"] == "total")
         assert float(mean["energy_j"]) == pytest.approx(float(asked[180]["energy_j"]), rel=1e-9)
@@ -288,7 +288,8 @@ def test_a_campaign_has_one_best_in_every_place(home, capsys):
     metrics = {"e": "E", "edp": "EDP", "eds:2": "EDS k=2", "eds:1.5": "EDS k=1.5"}
     best = {name: float(table[target]["power_cap_w"]) for name, target in metrics.items()}
     picked = csv.DictReader(io.StringIO(said(
-        capsys, "pick", "cells.csv", "--reference", "power_cap_w=260", "--metric", ",".join(metrics), "--format", "csv"
+        capsys, "published", "pick", "cells.csv", "--reference", "power_cap_w=260", "--metric", ",".join(metrics),
+        "--format", "csv",
     )))  # fmt: skip
     rows = {row["metric"]: row for row in picked}
     assert {name: float(row["power_cap_w"]) for name, row in rows.items()} == best

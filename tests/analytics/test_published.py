@@ -113,7 +113,7 @@ def matches_table_6(out):
 
 
 def test_table_6_on_every_row_from_the_files_as_they_are(capsys):
-    code, out, err = joules(capsys, "totals", *TIMES, *ENERGIES, *MIX, "--operations", OPERATIONS)
+    code, out, err = joules(capsys, "published", "totals", *TIMES, *ENERGIES, *MIX, "--operations", OPERATIONS)
     assert code == 0
     assert matches_table_6(out) == 36
     assert tuple(out.splitlines()[0].split(",")) == TOTALS
@@ -122,7 +122,7 @@ def test_table_6_on_every_row_from_the_files_as_they_are(capsys):
 
 
 def test_gflops_per_w_of_forward_and_backward_over_all_gpus(capsys):
-    out = joules(capsys, "totals", *TIMES, *ENERGIES, *MIX, "--operations", OPERATIONS)[1]
+    out = joules(capsys, "published", "totals", *TIMES, *ENERGIES, *MIX, "--operations", OPERATIONS)[1]
     found = {(r["device"], r["model"], r["gpus"], r["batch"]): r["gflops_per_w"] for r in rows(out)}
     energies = keyed(*ENERGIES)
     operations = {r["model"]: float(r["ops_m"]) * 1e6 for r in rows(OPERATIONS)}
@@ -158,7 +158,7 @@ def test_what_lacks_a_phase_has_no_total_never_a_part(tmp_path, capsys):
         (changed(1, j_per_training=""), "g, m, 1 GPU, batch 8: no energy of backward"),
         (LONG[:1] + LONG[2:], "g, m, 1 GPU, batch 8: no time of backward"),
     ):
-        code, out, err = joules(capsys, "totals", write(tmp_path / "t.csv", records))
+        code, out, err = joules(capsys, "published", "totals", write(tmp_path / "t.csv", records))
         assert code == 0
         assert [r["energy_j"] for r in rows(out)] == ["", "960.0"]
         assert rows(out)[0]["edp_js"] == ""
@@ -170,14 +170,14 @@ def test_who_is_done_with_one_phase_waits_in_the_next(tmp_path, capsys):
     times = (("g", "forward", 1), ("g", "backward", 3), ("h", "forward", 2), ("h", "backward", 2))
     both = [{"device": d, "gpus": 2, "model": "m", "batch": 8, "phase": p, "s_per_training": s, "j_per_training": 1}
             for d, p, s in times]  # fmt: skip
-    code, out, err = joules(capsys, "totals", write(tmp_path / "t.csv", both), "--mix", "g=1,h=1")
+    code, out, err = joules(capsys, "published", "totals", write(tmp_path / "t.csv", both), "--mix", "g=1,h=1")
     assert (code, err) == (0, "")
     assert [r["time_s"] for r in rows(out)] == ["4.0", "4.0"]
-    code, out, err = joules(capsys, "totals", write(tmp_path / "u.csv", both[:2]), "--mix", "g=2")
+    code, out, err = joules(capsys, "published", "totals", write(tmp_path / "u.csv", both[:2]), "--mix", "g=2")
     assert (code, [r["energy_j"] for r in rows(out)]) == (0, ["4.0"])
-    assert "no device 'h'" in refused(capsys, "totals", tmp_path / "u.csv", "--mix", "g=1,h=1")
+    assert "no device 'h'" in refused(capsys, "published", "totals", tmp_path / "u.csv", "--mix", "g=1,h=1")
     both[3]["j_per_training"] = ""
-    code, out, err = joules(capsys, "totals", write(tmp_path / "v.csv", both), "--mix", "g=1,h=1")
+    code, out, err = joules(capsys, "published", "totals", write(tmp_path / "v.csv", both), "--mix", "g=1,h=1")
     assert [r["energy_j"] for r in rows(out)] == ["", ""]
     assert "g, m, 2 GPUs, batch 8: no energy of backward on h" in err
 
@@ -218,14 +218,16 @@ def minimum(model, target):
 @pytest.mark.parametrize("target", MINIMA, ids=lambda t: t[0])
 def test_every_minimum_of_the_paper(capsys, target):
     name, *options = target
-    code, out, _ = joules(capsys, "pick", CAPS, "--reference", "target=default", "--metric", *options, "--by", "model")
+    code, out, _ = joules(
+        capsys, "published", "pick", CAPS, "--reference", "target=default", "--metric", *options, "--by", "model"
+    )
     picked = [(r["model"], r["power_cap_w"], r["energy_kj"]) for r in rows(out)]
     expected = [minimum(model, name) for model in MODELS]
     assert (code, picked) == (0, [(r["model"], r["power_cap_w"], r["energy_kj"]) for r in expected])
 
 
 def test_cost_takes_the_highest_cap_or_what_is_said(capsys):
-    command = ("pick", CAPS, "--reference", "target=default", "--metric", "cost", "--by", "model", "--eta")
+    command = ("published", "pick", CAPS, "--reference", "target=default", "--metric", "cost", "--by", "model", "--eta")
     _, out, err = joules(capsys, *command, 0.5)
     assert "maximum power 260 W is the highest power_cap_w" in err
     assert [r["model"] for r in rows(out)] == MODELS
@@ -234,7 +236,7 @@ def test_cost_takes_the_highest_cap_or_what_is_said(capsys):
         assert "maximum" not in err
         assert [r["power_cap_w"] for r in rows(out)] == [minimum(m, target)["power_cap_w"] for m in MODELS]
     assert float(rows(out)[0]["cost_j"]) == pytest.approx(295 * 28.2)
-    eds = ("pick", CAPS, "--reference", "target=default", "--metric", "eds", "--where", "model=Resnet50")
+    eds = ("published", "pick", CAPS, "--reference", "target=default", "--metric", "eds", "--where", "model=Resnet50")
     (row,) = rows(joules(capsys, *eds)[1])
     assert float(row["eds"]) == pytest.approx(metrics.eds(19.683, 141.2, 27.068, 125.4, 2.0))
     assert float(row["energy_saving_pct"]) == pytest.approx(100 * (1 - 19.683 / 27.068))
@@ -251,10 +253,10 @@ TABLE = [
 
 def test_units_of_the_columns_and_rows_that_were_not_run(tmp_path, capsys):
     table = write(tmp_path / "t.csv", TABLE)
-    _, out, err = joules(capsys, "pick", table, "--reference", "cap=200.0", "--metric", "edp")
+    _, out, err = joules(capsys, "published", "pick", table, "--reference", "cap=200.0", "--metric", "edp")
     assert rows(out)[0]["edp_js"] == "2000.0"
     assert "t.csv, row 3: no energy or no time: not among the choices" in err
-    _, out, _ = joules(capsys, "pick", table, "--reference", "target=default", "--metric", "e")
+    _, out, _ = joules(capsys, "published", "pick", table, "--reference", "target=default", "--metric", "e")
     assert (rows(out)[0]["cap"], rows(out)[0]["energy_j"]) == ("100", "1000.0")
 
 
@@ -270,7 +272,16 @@ def without(name, records=FIXED_TIME):
 
 
 def picked(tmp_path, capsys, records, metric, *options):
-    command = ("pick", write(tmp_path / "t.csv", records), "--reference", "run=a", "--metric", metric, *options)
+    command = (
+        "published",
+        "pick",
+        write(tmp_path / "t.csv", records),
+        "--reference",
+        "run=a",
+        "--metric",
+        metric,
+        *options,
+    )
     code, out, err = joules(capsys, *command)
     assert code == 0
     return rows(out)[0], err
@@ -327,7 +338,7 @@ def test_equal_work_is_compared_by_the_whole(tmp_path, capsys, records):
     ],
 )
 def test_unequal_work_without_samples_is_refused(tmp_path, capsys, records, place):
-    command = ("pick", write(tmp_path / "t.csv", records), "--reference", "run=a", "--metric", "edp")
+    command = ("published", "pick", write(tmp_path / "t.csv", records), "--reference", "run=a", "--metric", "edp")
     assert place in refused(capsys, *command)
 
 
@@ -338,9 +349,9 @@ def test_totals_of_unequal_work_are_told_apart_by_pick(tmp_path, capsys):
          "s_per_batch": s, "j_per_batch": j} for d, n, s, j in figures
     ]  # fmt: skip
     out = tmp_path / "totals.csv"
-    assert joules(capsys, "totals", write(tmp_path / "p.csv", phases), "-o", out)[0] == 0
+    assert joules(capsys, "published", "totals", write(tmp_path / "p.csv", phases), "-o", out)[0] == 0
     assert [r["iterations"] for r in rows(out)] == ["39", "40"]
-    code, text, err = joules(capsys, "pick", out, "--reference", "device=g", "--metric", "e")
+    code, text, err = joules(capsys, "published", "pick", out, "--reference", "device=g", "--metric", "e")
     assert (code, rows(text)[0]["device"]) == (0, "h")
     assert "39 to 40 iterations" in err
 
@@ -474,8 +485,8 @@ def test_tables_of_phases_that_are_none(tmp_path, capsys, records, place):
     out, first = tmp_path / "out.csv", []
     if records is None:
         first, records = [write(tmp_path / "first.csv", LONG)], changed(3, s_per_training=33)
-        assert joules(capsys, "totals", *first, first[0])[0] == 0
-    assert place in refused(capsys, "totals", *first, write(tmp_path / "t.csv", records), "-o", out)
+        assert joules(capsys, "published", "totals", *first, first[0])[0] == 0
+    assert place in refused(capsys, "published", "totals", *first, write(tmp_path / "t.csv", records), "-o", out)
     assert not out.exists()
 
 
@@ -499,7 +510,7 @@ def test_tables_of_phases_that_are_none(tmp_path, capsys, records, place):
 def test_what_cannot_be_picked(tmp_path, capsys, options, place):
     out = tmp_path / "out.csv"
     metric = () if "--metric" in options else ("--metric", "e")
-    assert place in refused(capsys, "pick", write(tmp_path / "t.csv", TABLE), *options, *metric, "-o", out)
+    assert place in refused(capsys, "published", "pick", write(tmp_path / "t.csv", TABLE), *options, *metric, "-o", out)
     assert not out.exists()
 
 
@@ -513,10 +524,22 @@ def test_what_is_printed_of_a_foreign_table_is_obeyed_by_nobody(tmp_path, capsys
     path = tmp_path / "t.csv"
     if command == "pick":
         path.write_text(HOSTILE)
-        arguments = ("pick", path, "--reference", "cap=260", "--metric", "e", "--by", "gpu", "--where", "cap=260")
+        arguments = (
+            "published",
+            "pick",
+            path,
+            "--reference",
+            "cap=260",
+            "--metric",
+            "e",
+            "--by",
+            "gpu",
+            "--where",
+            "cap=260",
+        )
     else:
         path.write_text(TIMES_OF.format("=cmd|'/C calc'!A1"))
-        arguments = ("totals", path)
+        arguments = ("published", "totals", path)
     code, out, err = joules(capsys, *arguments, *(["--format", "csv"] if command == "pick" else []))
     assert code == 0, err
     assert "cmd" in out, "the name is there"

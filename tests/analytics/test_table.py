@@ -158,7 +158,7 @@ def test_a_file_that_is_not_as_it_was_written_is_told_in_the_table(tmp_path):
     assert "is wrong" not in phase_table(read_run(run.path)).runs[0].note
     with h5py.File(run.path, "r+") as file:
         file.attrs["board"] = "another"
-    assert "the file is wrong (joules verify says more)" in phase_table(read_run(run.path)).runs[0].note
+    assert "the file is wrong (joules info --check says more)" in phase_table(read_run(run.path)).runs[0].note
 
 
 def test_phases_cut_off_are_told_and_left_out(tmp_path):

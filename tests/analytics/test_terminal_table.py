@@ -83,7 +83,7 @@ def test_whatever_was_recorded_fits_80_columns_and_a_few_screens(tmp_path, capsy
 def test_layers_are_one_line(tmp_path, capsys):
     run = make_layers.write_run(tmp_path / "r.h5")
     out = shown(capsys, run)
-    assert "3 layers: joules layers r.h5" in out
+    assert "3 layers: joules tables --table layers r.h5" in out
     assert "conv" not in out + shown(capsys, run, "--wide")
     assert "conv" in shown(capsys, run, "--format", "csv")
 

@@ -4,6 +4,8 @@ import gc
 import json
 import multiprocessing
 import os
+import subprocess
+import sys
 import threading
 import time
 import weakref
@@ -132,12 +134,12 @@ def test_a_watch_keeps_neither_model_nor_optimizer(script):
     assert not script[4]
 
 
-def test_forked_and_spawned_children_mark_nothing(run):
+def test_forked_and_spawned_children_mark_nothing_and_that_is_said(run):
     names, _, texts, processes, _ = run
     assert processes == 1
     assert names.count("known") == 1
     assert not {"in a worker", "never seen by the parent", "kept"} & set(names)
-    assert not [text for text in texts if "fork" in text]
+    assert any(text.startswith("a forked child process began a phase") for text in texts)
 
 
 def test_after_close_nothing_is_marked_and_that_is_said_once(script, capfd):
@@ -153,6 +155,31 @@ def test_after_close_nothing_is_marked_and_that_is_said_once(script, capfd):
     meter.close()
     assert capfd.readouterr().err == "powerd: a phase was begun after the Meter was closed: such phases are in no run\n"
     assert out.read_bytes() == before
+
+
+def test_a_phase_without_its_with_is_told(tmp_path, capfd):
+    out = tmp_path / "run.h5"
+    with Meter(out=out) as meter:
+        meter.phase("forgotten", batch_size=4)
+        list(meter.data([]))
+        meter.measure(len)
+        with meter.phase("known"):
+            pass
+    said = "the phase 'forgotten' was never begun: write `with meter.phase('forgotten'):` around what it is of"
+    err = capfd.readouterr().err
+    assert f"powerd: {said}\n" in err
+    assert err.count("never begun") == 1
+    with open_run(out) as file:
+        assert said in [json.loads(message)["text"] for message in file["messages"][:]]
+
+
+def test_a_meter_that_cannot_be_made_is_told_in_few_lines(tmp_path):
+    for out, text in (("none/run.h5", "there is no folder"), ("run.csv", "is no name of a run file: end it in .h5")):
+        code = f"from powerd_client import Meter\nMeter(out={str(tmp_path / out)!r})"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        assert text in done.stderr.splitlines()[-1]
+        assert len(done.stderr.splitlines()) < 8
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_cell_that_makes_its_meter_again(tmp_path, capfd):

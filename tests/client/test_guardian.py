@@ -199,7 +199,7 @@ def test_the_close_gives_up_at_last_and_leaves_the_journal(daemon, tmp_path, cap
     process, pid = meter._recording._process, meter._recording.pid
     kill(pid, signal.SIGSTOP)
     meter.close()
-    assert f"joules recover {out}" in capfd.readouterr().err
+    assert f"joules journal recover {out}" in capfd.readouterr().err
     assert not out.exists()
     kill(pid, signal.SIGCONT)  # the recorder has its commands, and does what is left to do
     process.wait(60)

@@ -36,7 +36,7 @@ def test_a_cap_is_chosen_and_held(network):
 
 
 def test_a_clock_is_chosen_and_held():
-    decision, _, limit_w, lock = chosen(knob="sm_clock")
+    decision, _, limit_w, lock = chosen(knob="sm_clock_mhz")
     assert (limit_w, lock) == (260.0, (decision.level, decision.level))
     by_clock = {f: operate(RTX_6000, NETWORKS["vgg19"], 260.0, f_most=f / 2100) for f in range(600, 2101, 15)}
     best = min(at.energy_j * at.time_s for at in by_clock.values())
@@ -74,5 +74,5 @@ def test_several_machines_without_a_process_group_choose_nothing(monkeypatch, ca
 
 
 def test_what_cannot_be_chosen_is_refused():
-    with pytest.raises(ConfigError, match="power_cap, sm_clock"):
+    with pytest.raises(ConfigError, match="power_cap_w, sm_clock_mhz"):
         Meter.__new__(Meter).optimise_power(knob="fan")

@@ -37,7 +37,7 @@ def test_a_journal_is_recovered_beside_itself_and_left_as_it_was(out):
 
 def test_a_journal_without_its_beginning_is_recovered_with_a_warning(out):
     make_journal(out, [*frames()[:20], description(), *frames()[20:]])
-    with pytest.raises(RunFileError, match="joules recover"):
+    with pytest.raises(RunFileError, match="joules journal recover"):
         open_run(out)
     report = recover(out)
     assert any("nobody knows which run this is" in text for text in report.lost)

@@ -26,7 +26,7 @@ def test_each_kind_of_device_takes_its_own_knobs():
     ("levels", "devices", "named"),
     [
         ({"power_cap_w": 200, "package_power_w": 90}, ("gpu0",), "gpu0 has no package_power"),
-        ({"power_cap_w": 200}, ("gpu0", "cpu0"), "cpu0 has no power_cap"),
+        ({"power_cap_w": 200}, ("gpu0", "cpu0"), "cpu0 has no power_cap_w"),
         ({"power_cap_w": 200, "sm_clock_mhz": 100}, ("gpu0", "gpu1"), "gpu1 has no sm_clock"),
         ({"power_cap_w": 200, "package_power_w": 90}, ("gpu0", "cpu0", "gpu7"), "there is no device 'gpu7'"),
     ],

@@ -38,7 +38,7 @@ class TestHold:
         hold = Hold({"power_cap_w": ASKED_W}, settle_s=0.0, emit=lambda *event: events.append(event))
         with hold as held:
             assert lab.caps_w() == [ASKED_W] * 2
-            assert "gpu0 power_cap 200 W (found 260 W)" in held.text()
+            assert "gpu0 power_cap_w 200 W (found 260 W)" in held.text()
             assert held.verdict is Verdict.SLACK
         assert lab.caps_w() == [FOUND_W] * 2
         assert held.verdict is Verdict.SLACK, "as it was when it ended"

@@ -258,7 +258,7 @@ class TestBench:
         assert bench.find("GPU-00000000-fake", "power_cap").device == "gpu0"
         with pytest.raises(ConfigError, match="no device 'gpu1' here: there is gpu0"):
             bench.find("gpu1", "power_cap")
-        with pytest.raises(ConfigError, match="gpu0 has no mem_clock: it has power_cap, sm_clock"):
+        with pytest.raises(ConfigError, match="gpu0 has no mem_clock_mhz: it has power_cap_w, sm_clock_mhz"):
             bench.find("gpu0", "mem_clock")
 
     def test_a_driver_that_comes_later(self, machine):
@@ -311,7 +311,7 @@ class TestBench:
         if is_taken:
             of.check(value)
         else:
-            with pytest.raises(ConfigError, match=f"{name} takes "):
+            with pytest.raises(ConfigError, match=f"{name}_(w|mhz) takes "):
                 of.check(value)
 
     def test_a_governor_is_a_word(self, tmp_path):

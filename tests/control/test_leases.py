@@ -137,7 +137,7 @@ class TestLife:
         leases = machine.start()
         leases.acquire(me("first.py"), machine.wanted(ASKED_W), 30.0)
         machine.now_s += 10.0
-        with pytest.raises(LeaseHeld, match=r"gpu0 power_cap is held by first.py .* until 20 s from now"):
+        with pytest.raises(LeaseHeld, match=r"gpu0 power_cap_w is held by first.py .* until 20 s from now"):
             leases.acquire(me("second.py"), machine.wanted(OTHER_W), 30.0)
         assert machine.caps_w() == [ASKED_W]
 
@@ -252,7 +252,7 @@ class TestRefusals:
         machine = Machine(tmp_path, monkeypatch, gpus=8)
         leases = machine.start()
         machine.fault(**{f"{SET} 5": {"refuse": 15}})
-        with pytest.raises(ControlError, match="gpu5 power_cap.*All is as it was found"):
+        with pytest.raises(ControlError, match="gpu5 power_cap_w.*All is as it was found"):
             leases.acquire(me(), machine.wanted(ASKED_W, range(8)), 30.0)
         with file_nvml.opened() as state:
             tried = {index for name, index, values in state["calls"] if values == [200_000]}

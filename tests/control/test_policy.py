@@ -42,14 +42,14 @@ def test_an_empty_policy_allows_no_request(uid, name, value, ttl_s):
         Policy().check(Caller(uid, frozenset({uid})), [(knob(name), value)], ttl_s)
 
 
-RULE = f'[[allow]]\nuser = "{ME}"\ndevices = ["gpu0"]\nknobs = ["power_cap"]\npower_cap_w = [150, 300]\n'
+RULE = f'[[allow]]\nuser = "{ME}"\ndevices = ["gpu0"]\nknobs = ["power_cap_w"]\npower_cap_w = [150, 300]\n'
 
 
 @pytest.mark.parametrize(
     ("caller", "wanted", "ttl_s", "why"),
     [
         (ADA, (knob(), 200.0), 30.0, None),
-        (ADA, (knob(), 149.0), 30.0, "power_cap from 150 W to 300 W, not 149 W"),
+        (ADA, (knob(), 149.0), 30.0, "power_cap_w from 150 W to 300 W, not 149 W"),
         (ADA, (knob(), 301.0), 30.0, "from 150 W to 300 W"),
         (ADA, (knob(), "unlocked"), 30.0, "from 150 W to 300 W"),
         (ADA, (knob(device="gpu1", uuid="GPU-2"), 200.0), 30.0, "not on gpu1"),
@@ -95,8 +95,8 @@ def test_what_may_never_be_set_above_what_was_found(tmp_path, rules, is_bounded)
 
 def test_knobs_that_are_untested_on_hardware_are_named_by_the_policy(tmp_path):
     package = knob("package_power", "cpu0", driver="cpu")
-    rule = RULE.replace("gpu0", "*").replace('"power_cap"]', '"package_power"]')
-    with pytest.raises(ControlDenied, match=r'cpu0 package_power needs untested = \["cpu"\] in the policy'):
+    rule = RULE.replace("gpu0", "*").replace('"power_cap_w"]', '"package_power_w"]')
+    with pytest.raises(ControlDenied, match=r'cpu0 package_power_w needs untested = \["cpu"\] in the policy'):
         policy(rule, tmp_path).check(ADA, [(package, 90.0)], 30.0)
     of = policy('untested = ["cpu"]\n' + rule, tmp_path)
     of.check(ADA, [(package, 90.0)], 30.0)
@@ -203,4 +203,4 @@ class TestFile:
 
 def test_a_rule_says_what_it_allows():
     text = Rule(user="ada", devices=("gpu0",), knobs=("power_cap",), power_cap_w=(150.0, 300.0), steal=True).text()
-    assert text == "power_cap; on gpu0; 150 W to 300 W; may end leases of others"
+    assert text == "power_cap_w; on gpu0; 150 W to 300 W; may end leases of others"

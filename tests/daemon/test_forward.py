@@ -67,7 +67,7 @@ def test_a_cap_is_held_by_a_trainer_elsewhere_and_goes_back(lab, powerd):
     be("trainer")
     with Hold({"power_cap_w": ASKED_W}, ["gpu0"], settle_s=0.0, where=url) as held:
         assert lab.caps_w() == [ASKED_W, FOUND_W]
-        assert held.verdicts == {"gpu0 power_cap": (Verdict.UNKNOWN, "the time at the cap was not read")}
+        assert held.verdicts == {"gpu0 power_cap_w": (Verdict.UNKNOWN, "the time at the cap was not read")}
         assert held.set(power_cap_w=170)
         assert lab.caps_w() == [170.0, FOUND_W]
     assert lab.caps_w() == [FOUND_W] * 2

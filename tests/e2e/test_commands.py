@@ -26,7 +26,7 @@ def call(*command, cwd, **environment):
 
 
 def pick(name, *options):
-    return [*JOULES, "pick", name, "--reference", "target=default", "--metric", "e", *options]
+    return [*JOULES, "published", "pick", name, "--reference", "target=default", "--metric", "e", *options]
 
 
 @pytest.mark.parametrize(
@@ -118,9 +118,9 @@ def test_names_of_any_bytes_in_the_c_locale_without_a_home_and_a_directory_for_t
     (tmp_path / name).write_text(TABLE, encoding="utf-8")
     nothing = {"HOME": "/nonexistent", "TMPDIR": "/nonexistent"}
     bare = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"} | nothing
-    done = call(*pick(f"./{name}", "-o", f"./{name}.out"), cwd=tmp_path, **bare)
+    done = call(*pick(f"./{name}", "-o", f"./{name}.out.csv"), cwd=tmp_path, **bare)
     assert (done.returncode, done.stderr) == (0, "")
-    assert "m ± ü,low" in (tmp_path / f"{name}.out").read_text(encoding="utf-8")
+    assert "m ± ü,low" in (tmp_path / f"{name}.out.csv").read_text(encoding="utf-8")
     missing = call(*pick(f"./no{name}"), cwd=tmp_path, **bare)
     assert missing.returncode == 2
     assert len(missing.stderr.splitlines()) == 1

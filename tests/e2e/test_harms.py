@@ -422,15 +422,15 @@ def test_tidy_knows_what_kills_leave_of_outputs(killed, capsys, named):
     (folder / "run.h5").touch()
     with ownership.whole_output(folder / "run.json") as partial:
         partial.write_text("going on")
-        code, out, _ = joules(capsys, "tidy", folder / named)
+        code, out, _ = joules(capsys, "journal", "tidy", folder / named)
         assert (code, out.count("\n")) == (0, 1)
         assert out.startswith(f"{killed}  0.0 MB  not needed")
-        assert joules(capsys, "tidy", folder / named, "--yes")[0] == 0
+        assert joules(capsys, "journal", "tidy", folder / named, "--yes")[0] == 0
         assert partial.is_file()
     assert sorted(path.name for path in folder.iterdir()) == ["run.h5", "run.json"]
 
 
 def test_tidy_leaves_what_somebody_put_into_such_a_folder(killed, capsys):
     (killed / "notes.txt").write_bytes(DATA)
-    assert "not empty" in refused(capsys, "tidy", killed.parent, "--yes").lower()
+    assert "not empty" in refused(capsys, "journal", "tidy", killed.parent, "--yes").lower()
     assert (killed / "notes.txt").read_bytes() == DATA

@@ -81,7 +81,7 @@ def test_the_training_goes_on_it_is_told_once_and_what_was_recorded_is_intact(di
     cause = "the journal cannot be written (Read-only file system): readings wait in memory and in powerd"
     assert told[0] == f"powerd: {cause}"
     assert "the end of the run could not be written into" in told[1]
-    assert told[1].endswith(f"see to the disk, then: joules recover {out}")
+    assert told[1].endswith(f"see to the disk, then: joules journal recover {out}")
     report = recover(out, tmp_path / "saved.h5")
     assert [f for f in verify_file(report.out) if f.state == "wrong"] == []
     with h5py.File(report.out) as file:

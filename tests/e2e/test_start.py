@@ -100,7 +100,7 @@ HEAVY = ["pandas", "pyarrow", "matplotlib", "jinja2", "torch", "duckdb", "dask"]
         (JOULES, ["--version"], ["numpy", "h5py", "scipy", "cyclopts", "rich"]),
         (JOULES, ["tables", "--help"], ["numpy", "h5py", "scipy"]),
         (JOULES, ["info", "run.h5"], ["scipy", "zmq"]),
-        (JOULES, ["verify", "run.h5"], ["zmq"]),
+        (JOULES, ["info", "--check", "run.h5"], ["zmq"]),
         (JOULES, ["tables", "run.h5"], ["zmq"]),
     ],
 )

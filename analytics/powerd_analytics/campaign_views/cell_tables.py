@@ -68,7 +68,7 @@ def cells_table(campaign: Campaign) -> Table:
         columns.append(Column("power_w", "number", "W", heading="W"))
     factors = _prices(design)
     columns += [column(name) for name in factors.columns]
-    # For programs (`joules pick`, pictures); people have them in tables of their own.
+    # For programs (`joules published pick`, pictures); people have them in tables of their own.
     known = {c.name for c in columns}
     of_frame = sorted(filter(_FOR_PROGRAMS.search, campaign.frame.columns), key=lambda name: name.startswith(RESULT))
     hidden = {name: name.removeprefix(RESULT) for name in of_frame}

@@ -17,30 +17,32 @@ COMMANDS = {
     },
     "Compare": {
         "compare": ("tables:compare", "Say what differs between runs by more than chance."),
-        "index": ("tables:index", "Write a Parquet index of a campaign of runs."),
-        "query": ("tables:query", "Ask an index in SQL, without opening a run file."),
-        "totals": ("tables:totals", "Sum published tables of phases into whole trainings."),
-        "pick": ("tables:pick", "Print the best row of a table of configurations."),
+        "query": ("query:query", "Ask many runs in SQL, by an index that is made of them."),
+        "published": ("published:app", "Sum and choose from tables that anybody published."),
     },
     "Choose": {"optimise": ("optimise:app", "Choose batch size and power limit of a training that recurs.")},
-    "Models": {
-        "layers": ("tables:layers", "Print joules, and GFLOPS/W, of every layer."),
+    "Other": {
         "operations": ("tables:operations", "Count a model's operations by layer."),
+        "journal": ("journal:app", "Save what journals hold; delete those not needed."),
+        "completion": ("app:completion", "Print a script with which the tab key completes commands."),
     },
-    "Trust": {
-        "uncertainty": ("tables:uncertainty", "Say what the uncertainty of each energy comes from."),
-        "clock": ("runs:clock", "Say how the clocks went, and how sure their times are."),
-        "verify": ("runs:verify", "Check everything that must hold in a run file."),
-    },
-    "Keep": {
-        "recover": ("runs:recover", "Save what can be read of a journal into a new file."),
-        "tidy": ("runs:tidy", "List what runs have left beside them; delete what is not needed."),
-    },
-    "Other": {"completion": ("app:completion", "Print a script with which the tab key completes commands.")},
 }
 """Module, function and the first line of its docstring, by group in the order of the overview."""
 FIRST = ("record", "top", "tables", "plot", "report", "compare", "campaign", "optimise", "info", "import")
 """What most people need: `joules --help` shows these."""
+OLD_NAMES = {
+    "clock": ("info", "--check"), "index": ("query",), "layers": ("tables", "--table", "layers"),
+    "pick": ("published", "pick"), "recover": ("journal", "recover"), "tidy": ("journal", "tidy"),
+    "totals": ("published", "totals"), "uncertainty": ("tables", "--table", "uncertainty"),
+    "verify": ("info", "--check"),
+}  # fmt: skip
+"""What commands of 0.1.0 are called now; their names work for as long as 0.2 does."""
+OLD_OPTIONS = {
+    "index": {"-o": ("--index", ""), "--output": ("--index", "")},
+    "layers": {"--model": ("--where", "model=")},
+    "uncertainty": {"--phase": ("--where", "phase=")},
+}
+"""Their options that have another name now, and what their value begins with."""
 OPTIONS = {
     "--help (-h)": "Display this message and exit.",
     "--help-all": "Display all commands.",
@@ -63,6 +65,19 @@ def version() -> str:
     from importlib.metadata import version as version_of
 
     return f"joules (powerd) {version_of('powerd')}"
+
+
+def renewed(arguments: list[str]) -> tuple[list[str], str]:
+    """A command line with a name of 0.1.0 as it is written now, and a line that says so; else as it is, and nothing."""
+    command, *rest = arguments
+    if command not in OLD_NAMES:
+        return arguments, ""
+    given = iter([part for text in rest for part in (text.split("=", 1) if text.startswith("--") else [text])])
+    options, words = OLD_OPTIONS.get(command, {}), list(OLD_NAMES[command])
+    for word in given:
+        name, prefix = options.get(word, (word, ""))
+        words += [name] if word not in options else [name, prefix + next(given, "")]
+    return words, f"joules {command} is called `joules {' '.join(OLD_NAMES[command])}` now: the old name goes with 0.3"
 
 
 def overview() -> str:

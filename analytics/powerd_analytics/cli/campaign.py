@@ -367,9 +367,6 @@ def status(file: File, *, into: Into = None, format: shared.TextOrJson = "text")
         print(printable(f"  left out, {by_id.get(cell, cell)}: {why.reason}{f' ({why.text})' if why.text else ''}"))
 
 
-_FORM_OF = {".csv": "csv", ".json": "json", ".md": "markdown", ".tex": "latex", ".h5": "hdf5"}
-
-
 @campaign.command
 def table(
     file: File,
@@ -403,12 +400,7 @@ def table(
         | None,
         Parameter(name="--table", negative="", help="Only these."),
     ] = None,
-    format: Annotated[
-        Literal["text", "csv", "json", "markdown", "latex", "hdf5"] | None,
-        Parameter(
-            help="How to print it; without it by the ending of the output (.csv, .json, .md, .tex, .h5), or text."
-        ),
-    ] = None,
+    format: shared.Format = None,
     paper: Annotated[
         bool, Parameter(negative="", help="LaTeX for a paper: common levels in the caption, figures beside their U95.")
     ] = False,
@@ -424,19 +416,14 @@ def table(
       joules campaign table caps.toml --table minima -o minima.tex
     """
     from powerd_analytics.campaign_views.all_tables import campaign_tables
-    from powerd_analytics.output.export import write_tables
 
     c = opened(file, into)
-    form = "paper" if paper else format or _FORM_OF.get(output.suffix.lower() if output else "", "text")
-    shared.refuse_existing(output, overwrite, [file], is_hdf5=form == "hdf5")
-    tables = campaign_tables(c.campaign, tuple(which or ()))
-    if form == "hdf5":
-        if output is None:
-            raise ConfigError("HDF5 is no text: say where to write it with -o FILE.h5")
-        write_tables(output, tables, overwrite=overwrite)
-        print(f"{output}: /tables/{{{','.join(table.name for table in tables)}}}")
-        return
-    shared.put_out(shared.tables_text(tables, form, output, 80), output, overwrite)
+    form = "paper" if paper else shared.form_of(format, output)
+    shared.check_output(output, form, overwrite, [file])
+    # Where a format holds one table, and none is named, it is the cells.
+    names = which or (["cells"] if form in ("csv", "json", "parquet") else [])
+    tables = campaign_tables(c.campaign, tuple(names))
+    shared.put_tables(tables, form, output, overwrite)
 
 
 @campaign.command
@@ -565,9 +552,7 @@ def fit(
     count = len(sweep.points)
     title = f"{name}: {sum(map(len, sweep.points.values()))} points of {count} training{'s' * (count > 1)}"
     table = make_table("card", title, columns, rows, [*fit_notes(found), *sweep.left_out])
-    shared.put_out(
-        shared.tables_text([with_provenance(table, sweep.provenances)], "text", None, 80), None, overwrite=False
-    )
+    shared.put_out(shared.tables_text([with_provenance(table, sweep.provenances)], "text", None), None, overwrite=False)
     if output is not None:
         about = f"fitted to {' and '.join(sweep.provenances) or 'published'} power: {runs}"
         shared.put_out(card_text(KnownCard(found.card, base.like, found.networks), about), output, overwrite)
@@ -682,7 +667,7 @@ def caps(
     verdict = rounds.verdict(history) if rounds is not None else None
     promised = {merit.name: verdict.cap_w} if verdict is not None and verdict.is_promised else {}
     made = Campaign(design, history, promised)
-    for text in shared.tables_text(campaign_tables(made, names), "text", None, 80), "\n":
+    for text in shared.tables_text(campaign_tables(made, names), "text", None), "\n":
         shared.put_out(text, None, overwrite=False)
     if verdict is not None:
         print(promise_text(verdict, merit.name))

@@ -22,7 +22,7 @@ def jobs(
         Path | None, Parameter(help="An index of the jobs' run files: joules by phase, joined by the job's id.")
     ] = None,
     costs: shared.Costs = shared.FREE,
-    format: shared.Format = "text",
+    format: shared.Format = None,
     output: shared.Output = None,
     overwrite: shared.Overwrite = False,
 ) -> None:
@@ -48,9 +48,10 @@ def jobs(
         raise ConfigError("no folder is given: name that of powerd-accounting, or one with those of many nodes")
     if top is not None and top < 1:
         raise ConfigError(f"--top {top}: it must be 1 or more")
-    shared.refuse_existing(output, overwrite, [Path(place) for place in places])
+    form = shared.form_of(format, output)
+    shared.check_output(output, form, overwrite, [Path(place) for place in places])
     names = tuple(name.strip() for name in by.split(","))
     request = JobRequest(names, None if since is None else first_day(since), top, costs.factors())
     files = job_files(places)
     table = job_totals(files, request) if index is None else phase_totals(files, index, request)
-    shared.put_out(shared.tables_text([table], format, output), output, overwrite)
+    shared.put_tables([table], form, output, overwrite)

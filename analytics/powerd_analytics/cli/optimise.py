@@ -33,7 +33,6 @@ State = Annotated[Path, Parameter(help="SQLite file of what is known; made where
 JobName = Annotated[str, Parameter(help="Name of what recurs.")]
 _JOB_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+=@ -]{0,99}", re.ASCII)
 """Its run files are called so."""
-WIDTH = 80
 N = TypeVar("N", int, float)
 
 
@@ -66,7 +65,7 @@ def simulate(
     recurrences: Annotated[
         int | None, Parameter(help="How often each job recurs; without it twice its batch sizes times its limits.")
     ] = None,
-    format: shared.TextOrJson = "text",
+    format: shared.Format = None,
     output: shared.Output = None,
     overwrite: shared.Overwrite = False,
 ) -> None:
@@ -90,7 +89,8 @@ def simulate(
     find_policy(policy)
     if recurrences is not None and recurrences < 1:
         raise ConfigError("--recurrences: must be 1 or more")
-    shared.refuse_existing(output, overwrite)
+    form = shared.form_of(format, output)
+    shared.check_output(output, form, overwrite)
     known = _read(traces, gpu, eta, job)
     seeds = seed or [1]
     histories: list[SimulatedHistory] = []
@@ -99,12 +99,12 @@ def simulate(
             for one in seeds:
                 progress(len(histories) / (len(known) * len(seeds)), f"{trace.job.name}, seed {one}")
                 histories.append(simulated(trace, policy, seed=one, recurrences=recurrences))
-    if format == "json":
+    if form == "json":
         text = to_json_text([advice.history_row(history) for history in histories]) + "\n"
+        shared.put_out(text, output, overwrite)
     else:
         of_jobs = [list(group) for _, group in groupby(histories, key=lambda history: history.trace.job.name)]
-        text = shared.tables_text([advice.history_table(of_jobs, policy)], format, output, WIDTH)
-    shared.put_out(text, output, overwrite)
+        shared.put_tables([advice.history_table(of_jobs, policy)], form, output, overwrite)
 
 
 @app.command
@@ -122,7 +122,7 @@ def suggest(
             "near those that no others beat."
         ),
     ] = "savings",
-    format: shared.TextOrJson = "text",
+    format: shared.Format = None,
     output: shared.Output = None,
     overwrite: shared.Overwrite = False,
 ) -> None:
@@ -144,23 +144,24 @@ def suggest(
     from powerd_analytics.optimise import advice
     from powerd_analytics.output.export import to_json_text
 
-    shared.refuse_existing(output, overwrite)
+    form = shared.form_of(format, output)
+    shared.check_output(output, form, overwrite)
     if plot is not None:
         shared.refuse_picture(plot, overwrite)
     elif kind != "savings":
         raise ConfigError(f"--kind {kind} needs a picture to write, as in --plot {kind}.png")
     known = _read(traces, gpu, eta, job)
-    if format == "json":
-        text = to_json_text([advice.suggestion_row(trace) for trace in known]) + "\n"
-    else:
-        text = shared.tables_text(advice.suggestion_tables(known), format, output, WIDTH)
     if plot is not None:
         from powerd_analytics import plots
 
         draw = {"savings": plots.draw_savings, "front": plots.draw_front}[kind]
         figure = draw(known, f"{traces.name} {gpu or ''}".strip(), "measured" if traces.is_dir() else "")
         shared.write(plot, lambda path: plots.save(figure, path), overwrite)
-    shared.put_out(text, output, overwrite)
+    if form == "json":
+        text = to_json_text([advice.suggestion_row(trace) for trace in known]) + "\n"
+        shared.put_out(text, output, overwrite)
+    else:
+        shared.put_tables(advice.suggestion_tables(known), form, output, overwrite)
 
 
 @app.command

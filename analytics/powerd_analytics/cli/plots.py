@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from powerd_analytics.cli import shared
+from powerd_analytics.cli.tables import UNCOUNTED, LayerCounts, layers_of
 from powerd_analytics.output.terminal import LateProgress
 from powerd_core.errors import ConfigError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Kind = Literal["power", "phases", "pareto", "caps", "quality"]
+Kind = Literal["power", "phases", "pareto", "caps", "quality", "roofline", "clocks"]
 OF_CONFIGURATIONS = ("phases", "pareto", "caps")
 
 
@@ -25,7 +26,7 @@ def plot(
         Kind | None,
         Parameter(
             help="power over time with phases; energy and time by phases and batch size; pareto: energy against time; "
-            "curves over power caps; clock and data quality. "
+            "curves over power caps; clock and data quality; the energy roofline of layers; clocks against the host's. "
             "Power and phases in one picture without it."
         ),
     ] = None,
@@ -41,6 +42,7 @@ def plot(
         list[float] | None,
         Parameter(negative="", help="Of the EDS, several for caps: 2 holds energy and time equal, less favours time."),
     ] = None,
+    counts: LayerCounts = UNCOUNTED,
     overwrite: shared.Overwrite = False,
 ) -> None:
     """Draw a run, a campaign or a table.
@@ -54,8 +56,10 @@ def plot(
       joules plot runs/ --kind phases -o phases.pdf
 
       joules plot caps.csv --kind caps --reference target=default -o caps.svg
+
+      joules plot run.h5 --kind roofline --operations resnet50 -o roofline.png
     """
-    from powerd_analytics.plots import save
+    from powerd_analytics import plots
 
     if not runs:
         raise ConfigError("nothing to draw: give a run file, as in `joules plot run.h5 -o power.png`")
@@ -72,12 +76,17 @@ def plot(
         raise ConfigError(f"--k {wrong[0]:g}: must be 1 or more")
     if len(ks) > 1 and kind not in ("pareto", "caps"):
         raise ConfigError("several --k go with --kind pareto or --kind caps")
+    if (counts.operations is not None) != (kind == "roofline"):
+        raise ConfigError("--kind roofline is of operations per byte and per joule: give it and --operations together")
     out = output or (runs[0].with_suffix(".png") if kind is None else runs[0].with_name(f"{runs[0].stem}-{kind}.png"))
     shared.refuse_picture(out, overwrite)
     with LateProgress() as progress, shared.naming(runs[0] if len(runs) == 1 else None):
-        figure = _figure(runs, kind, device, calibration, reference, ks, progress, is_table=is_table)
+        if kind == "roofline":
+            figure = plots.draw_roofline(layers_of(runs[0], device, counts, None, progress)[1], runs[0].name)
+        else:
+            figure = _figure(runs, kind, device, calibration, reference, ks, progress, is_table=is_table)
         progress(0.9, "drawing")
-        shared.write(out, lambda path: save(figure, path), overwrite)
+        shared.write(out, lambda path: plots.save(figure, path), overwrite)
     print(out)
 
 
@@ -100,6 +109,10 @@ def _figure(
             return plots.draw_phases(configurations, name)
         return (plots.draw_pareto if kind == "pareto" else plots.draw_sweep)(configurations, name, reference, ks)
     run = shared.open_run(path, calibration, progress, is_checked=True)
+    if kind == "clocks":
+        from powerd_analytics.runs.clock_report import read_traces
+
+        return plots.draw_clocks(run, read_traces(run))
     if kind == "quality":
         return plots.draw_quality(run, device, progress=progress)
     return plots.draw_run(run, device, with_bars=kind is None, progress=progress)

@@ -1,4 +1,4 @@
-"""`joules record`, `info`, `clock`, `top`, `verify`, `recover`, `tidy`: one run, recorded, looked at, kept."""
+"""`joules record`, `import`, `info` and `top`: one run, recorded and looked at."""
 
 from __future__ import annotations
 
@@ -244,67 +244,99 @@ def _print_imported(output: Path, imported: Imported) -> None:
 
 
 def info(
-    run: shared.RunFile,
-    *,
+    *runs: Annotated[Path, Parameter(help="Run files.")],
     device: shared.Device = None,
     calibration: shared.Calibration = None,
+    check: Annotated[
+        bool, Parameter(negative="", help="Check everything that must hold in them, and how the clocks went.")
+    ] = False,
+    marker: Annotated[
+        str | None, Parameter(help="With --check: a line of edges that --phase moves, to check the clock by.")
+    ] = None,
+    phase: Annotated[str | None, Parameter(help="With --marker: the phase whose begins and ends move the pin.")] = None,
     format: shared.TextOrJson = "text",
-) -> None:
+) -> int:
     """Say what a run file holds.
 
     Devices, lines and how they compare, clocks, gaps, messages.
 
-    For example: joules info run.h5
+    With --check the exit status is 1 where anything does not hold. OK holds, WRONG
+    does not, and -- cannot be told: the release that wrote the file did not store
+    what is needed. Below stand the clocks of the boards, against the host's, and
+    how sure their times are.
+
+    For example:
+
+      joules info run.h5
+
+      joules info run.h5 --check
     """
-    from powerd_analytics.cli.info import describe_run, run_document
-
-    with LateProgress() as progress:
-        document = run_document(shared.open_run(run, calibration, progress), device, progress=progress)
-    if format == "json":
-        print(dumps(document, indent=1))
-    else:
-        print_lines(describe_run(document))
-
-
-def clock(
-    run: shared.RunFile,
-    *,
-    plot: Annotated[Path | None, Parameter(help="Draw them as well (.png, .pdf, .svg).")] = None,
-    marker: Annotated[str | None, Parameter(help="A line of edges that --phase moves: check the clock by it.")] = None,
-    phase: Annotated[str | None, Parameter(help="With --marker: the phase whose begins and ends move the pin.")] = None,
-    format: shared.TextOrJson = "text",
-    overwrite: shared.Overwrite = False,
-) -> None:
-    """Say how the clocks went, and how sure their times are.
-
-    Those of the boards, against the host's.
-
-    For example: joules clock run.h5 --plot clock.png
-    """
-    from powerd_analytics.runs import clock_report
-
+    if not runs:
+        raise RunFileError("no run file is named, as in joules info run.h5")
     if (marker is None) != (phase is None):
         raise ConfigError("--marker LINE and --phase NAME go together: the line's edges are compared with the phase's")
-    if plot is not None:
-        shared.refuse_picture(plot, overwrite)
+    if check and (device is not None or calibration is not None):
+        raise ConfigError("--check is of the file as it is: leave --device and --calibration out")
+    if check:
+        return _check(runs, None if marker is None or phase is None else (marker, phase), format)
+    if marker is not None:
+        raise ConfigError("--marker and --phase are for --check: give that too")
+    _describe(runs, device, calibration, format)
+    return 0
+
+
+def _describe(runs: Sequence[Path], device: str | None, calibration: Path | None, format: str) -> None:
+    from powerd_analytics.cli.info import describe_run, run_document
+
+    documents = []
+    for run in runs:
+        with LateProgress() as progress:
+            document = run_document(shared.open_run(run, calibration, progress), device, progress=progress)
+        documents.append(document)
+        if format == "text":
+            print_lines(describe_run(document))
+    if format == "json":
+        print(dumps(documents[0] if len(documents) == 1 else documents, indent=1))
+
+
+def _check(runs: Sequence[Path], marked: tuple[str, str] | None, format: str) -> int:
+    """Findings as they come; 1 where any is wrong."""
+    from powerd_analytics.run_tables.verification import verify_run
+
+    marks = {"ok": "OK", "wrong": "WRONG", "unknown": "--"}
+    documents: list[dict[str, Any]] = []
+    for run in runs:
+        findings = []
+        if format == "text":
+            print(printable(str(run)))
+        with LateProgress() as progress:
+            for finding in verify_run(run, progress):
+                findings.append(finding)
+                if format == "text":
+                    print_lines([f"  {marks[finding.state]:5}  {finding.check}: {finding.text}"])
+        is_good = all(finding.state != "wrong" for finding in findings)
+        clocks = _clocks(run, marked, format) if is_good else {}
+        document = {"run": str(run), "good": is_good, "checks": [asdict(finding) for finding in findings]}
+        documents.append(document | clocks)
+    if format == "json":
+        print(dumps(documents, indent=1))
+    return 0 if all(document["good"] for document in documents) else 1
+
+
+def _clocks(run: Path, marked: tuple[str, str] | None, format: str) -> dict[str, Any]:
+    """How the clocks of a good run went, for a document; printed where people read it."""
+    from powerd_analytics.runs import clock_report
+
     with LateProgress() as progress:
         opened = shared.open_run(run, None, progress)
-        traces, others = clock_report.read_traces(opened), clock_report.other_clocks(opened)
-        reports = [clock_report.clock_report(t) for t in traces]
-        edges = clock_report.compare_marker(opened, marker, phase) if marker is not None and phase is not None else None
-        if plot is not None:
-            from powerd_analytics.plots import draw_clocks, save
-
-            shared.write(plot, lambda partial: save(draw_clocks(opened, traces), partial), overwrite)
-    if format == "json":
-        document = {"clocks": [asdict(r) for r in reports], "others": [asdict(o) for o in others]}
-        print(dumps(document | ({"marker": asdict(edges)} if edges else {}), indent=1))
-        return
-    lines = list(clock_report.describe_clocks(opened, reports, others))
-    lines += clock_report.describe_marker(edges) if edges else ()
-    print_lines(lines)
-    if plot is not None:
-        print(plot)
+        reports = [clock_report.clock_report(trace) for trace in clock_report.read_traces(opened)]
+        others = clock_report.other_clocks(opened)
+        edges = None if marked is None else clock_report.compare_marker(opened, *marked)
+    if format == "text":
+        print_lines(clock_report.describe_clocks(opened, reports, others))
+        print_lines(clock_report.describe_marker(edges) if edges else ())
+    document = {"clocks": [asdict(r) for r in reports], "others": [asdict(o) for o in others]}
+    return document | ({"marker": asdict(edges)} if edges else {})
 
 
 def top(
@@ -330,126 +362,3 @@ def top(
 
     urls = [text if text.endswith(".h5") else control_url(text) for text in url]  # a run file has an answer of its own
     show(urls, run, keys=keys, once=once, as_json=format == "json")
-
-
-def verify(*runs: Annotated[Path, Parameter(help="Run files.")], format: shared.TextOrJson = "text") -> int:
-    """Check everything that must hold in a run file.
-
-    Exits with 1 when anything does not. OK holds, WRONG does not, and -- cannot
-    be told: the release that wrote the file did not store what is needed.
-
-    For example: joules verify run.h5
-    """
-    from powerd_analytics.run_tables.verification import verify_run
-
-    if not runs:
-        raise RunFileError("nothing to verify: give the names of run files")
-    marks = {"ok": "OK", "wrong": "WRONG", "unknown": "--"}
-    documents = []
-    for run in runs:
-        findings = []
-        if format == "text":
-            print(printable(str(run)))
-        with LateProgress() as progress:
-            for finding in verify_run(run, progress):
-                findings.append(finding)
-                if format == "text":
-                    print(f"  {marks[finding.state]:5}  {finding.check}: {printable(finding.text)}", flush=True)
-        is_good = all(finding.state != "wrong" for finding in findings)
-        documents.append({"run": str(run), "good": is_good, "checks": [asdict(finding) for finding in findings]})
-    if format == "json":
-        print(dumps(documents, indent=1))
-    return 0 if all(document["good"] for document in documents) else 1
-
-
-def recover(
-    run: Annotated[Path, Parameter(help="A journal (RUN.journal, RUN.journal.gz), or a run that has one.")],
-    *,
-    output: Annotated[Path | None, Parameter(alias="-o", help="File to write; RUN.recovered.h5 without it.")] = None,
-    overwrite: shared.Overwrite = False,
-    url: Annotated[
-        str | None, Parameter(name="--from", help="First fetch what the journal misses and this powerd still holds.")
-    ] = None,
-    keys: shared.Keys = None,
-    format: shared.TextOrJson = "text",
-) -> int:
-    """Save what can be read of a journal into a new file.
-
-    Says what is in it and what is lost. Exits with 1 when there is no reading, or
-    when `joules verify` calls the new file wrong.
-
-    For example: joules recover run.h5 -o saved.h5
-    """
-    from powerd_analytics.run_tables.verification import verify_run
-    from powerd_client.runs.recover import recover as save
-
-    with LateProgress() as progress:
-        report = save(run, output, overwrite=overwrite, url=url, keys=keys, progress=progress)
-        findings = verify_run(report.out, progress)
-        wrong = [f"{finding.check}: {finding.text}" for finding in findings if finding.state == "wrong"]
-    if format == "json":
-        document = {"run": str(report.out), "source": str(report.source), "readings": report.readings}
-        print(dumps(document | {"kept": report.recovered, "lost": report.lost, "wrong": wrong}, indent=1))
-    else:
-        print(f"{report.out}: recovered from {report.source}")
-        kept = [f"  kept: {printable(text)}" for text in report.recovered]
-        lost = [f"  lost: {printable(text)}" for text in report.lost]
-        print("\n".join([*kept, *(lost or ["  nothing is lost"]), *(f"  wrong: {printable(text)}" for text in wrong)]))
-    return 0 if report.readings and not wrong else 1
-
-
-_NOT_NEEDED = "not needed: --yes deletes it"
-
-
-def tidy(
-    *paths: Annotated[Path, Parameter(help="Run files, journals, directories; this directory without any.")],
-    yes: Annotated[bool, Parameter(negative="", help="Delete them; without it they are only listed.")] = False,
-    format: shared.TextOrJson = "text",
-) -> int:
-    """List what runs have left beside them; delete what is not needed.
-
-    Not needed is a journal whose run file is as `joules verify` wants it, and
-    holds all of it; and an output whose program was killed before it was whole.
-    Exits with 1 when a journal has to stay.
-
-    For example: joules tidy runs --yes
-    """
-    from powerd_client.host.ownership import delete_partial
-    from powerd_client.runs.recover import discard, kept_journals, left_partials, size_of
-
-    documents = []
-    for partial in left_partials(paths or (Path(),)):
-        size = size_of(partial)
-        if yes:
-            delete_partial(partial)
-        documents.append({"journal": str(partial), "bytes": size, "needed_for": None, "is_deleted": yes})
-        if format == "text":
-            print(printable(f"{partial}  {size * 1e-6:.1f} MB  {'deleted' if yes else _NOT_NEEDED}"), flush=True)
-    for journal in kept_journals(paths or (Path(),)):
-        size = size_of(journal)
-        with LateProgress() as progress:
-            reason = _why_needed(journal, progress)
-        if reason is None and yes:
-            discard(journal)
-        is_deleted = reason is None and yes
-        documents.append({"journal": str(journal), "bytes": size, "needed_for": reason, "is_deleted": is_deleted})
-        if format == "text":
-            said = f"stays: {reason}" if reason else "deleted" if yes else _NOT_NEEDED
-            print(printable(f"{journal}  {size * 1e-6:.1f} MB  {said}"), flush=True)
-    if format == "json":
-        print(dumps(documents, indent=1))
-    return int(any(document["needed_for"] for document in documents))
-
-
-def _why_needed(journal: Path, progress: LateProgress) -> str | None:
-    from powerd_analytics.run_tables.verification import verify_run
-    from powerd_client.journals.journal import run_of
-    from powerd_client.runs.recover import needed_for
-
-    try:
-        for reason in needed_for(journal):
-            return reason
-        wrong = [finding for finding in verify_run(run_of(journal), progress) if finding.state == "wrong"]
-    except RunFileError as error:
-        return " ".join(str(error).split())
-    return f"{run_of(journal).name} is wrong in {wrong[0].check}: {wrong[0].text}" if wrong else None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from cyclopts import Parameter
 from rich.console import Console
 
 from powerd_analytics.output.terminal import LateProgress
-from powerd_core.errors import AnalysisError, RunFileError
+from powerd_core.errors import AnalysisError, ConfigError, RunFileError
 from powerd_core.text import printable
 
 if TYPE_CHECKING:
@@ -44,7 +45,10 @@ Calibration = Annotated[
     Path | None,
     Parameter(help="Compute again with this file of `powerd calibrate`; the run file stays as it is."),
 ]
-Format = Annotated[Literal["text", "csv", "json", "markdown"], Parameter(help="How to print it.")]
+TableFormat = Literal["text", "csv", "json", "markdown", "latex", "parquet", "hdf5"]
+Format = Annotated[
+    TableFormat | None, Parameter(help="How to print it; without it by the ending of --output, or text.")
+]
 Output = Annotated[Path | None, Parameter(alias="-o", help="Write to this file instead of the terminal.")]
 Overwrite = Annotated[bool, Parameter(negative="", help="Replace a file that exists.")]
 TextOrJson = Annotated[Literal["text", "json"], Parameter(help="How to print it.")]
@@ -127,6 +131,16 @@ def refuse_existing(path: Path | None, overwrite: bool, inputs: Sequence[Path] =
             raise RunFileError(f"{folder if path.is_symlink() else path.parent} is no directory: make it first")
     except PermissionError as error:
         raise RunFileError(f"{path} cannot be written: {error.strerror or error}") from error
+
+
+def check_output(path: Path | None, form: str, overwrite: bool, inputs: Sequence[Path] = ()) -> None:
+    """The same of tables in a format; HDF5 may go into a file of tables, but not into a run."""
+    refuse_existing(path, overwrite, inputs, is_hdf5=form == "hdf5")
+    if form == "hdf5" and path is not None and path.exists():
+        from powerd_analytics.output.export import is_run
+
+        if is_run(path):
+            raise RunFileError(f"{path} is a run file: give the tables another name, or `joules tables --into`")
 
 
 def read_text(name: str) -> str:
@@ -235,13 +249,22 @@ def goes_to_terminal(output: Path | None) -> bool:
     return output is None and sys.stdout is not None and sys.stdout.isatty()
 
 
-def printed(show: Callable[[Console], None], output: Path | None, width: int = 200) -> str:
-    """What a console prints, as wide as the terminal and with its styles where it goes there, else ``width`` wide."""
+WIDTH = 80
+"""Characters a line of text, where neither a terminal nor $COLUMNS says how many."""
+
+
+def printed(show: Callable[[Console], None], output: Path | None) -> str:
+    """What a console prints, as wide as the terminal, and with its styles where it goes there."""
     on_terminal = goes_to_terminal(output)
     text = io.StringIO()
-    width = Console().width if on_terminal else width
+    width = Console().width if on_terminal else _columns()
     show(Console(file=text, width=width, force_terminal=on_terminal or None))
     return Styled(text.getvalue())
+
+
+def _columns() -> int:
+    columns = os.environ.get("COLUMNS", "")
+    return int(columns) if columns.isascii() and columns.isdecimal() and int(columns) else WIDTH
 
 
 def warn(notes: Sequence[str], what: str = "notes") -> None:
@@ -259,12 +282,58 @@ class HelpConsole(Console):
         raise BrokenPipeError
 
 
-def tables_text(tables: Sequence[Table], format: str, output: Path | None, width: int = 200) -> str:
-    """Tables in a format of text; CSV and JSON hold the first. ``width``: characters a line without a terminal."""
+FORM_OF: dict[str, TableFormat] = {
+    "": "text", ".txt": "text", ".csv": "csv", ".json": "json", ".md": "markdown", ".tex": "latex",
+    ".parquet": "parquet", ".h5": "hdf5", ".hdf5": "hdf5",
+}  # fmt: skip
+"""What a table is written as, by the ending of its file."""
+_NO_TEXT = {"parquet": "Parquet", "hdf5": "HDF5"}
+
+
+def form_of(format: TableFormat | None, output: Path | None) -> TableFormat:
+    """The format that was asked, or that a file's ending says. Raises `ConfigError` where there is none."""
+    ending = output.suffix.lower() if output is not None else ""
+    by_ending = FORM_OF.get(ending)
+    form = format or by_ending
+    if form is None:
+        raise ConfigError(f"{output}: no table is written as {ending}: take {', '.join(filter(None, FORM_OF))}")
+    if form in _NO_TEXT and output is None:
+        raise ConfigError(f"{_NO_TEXT[form]} is no text: say where to write it with -o FILE{ending_of(form)}")
+    if output is not None and ending and form != by_ending and {form, by_ending} & set(_NO_TEXT):
+        raise ConfigError(f"{output}: {form} does not go into {ending}: name it {output.stem}{ending_of(form)}")
+    return form
+
+
+def ending_of(form: str) -> str:
+    """The first ending of a format's files."""
+    return next(ending for ending, name in FORM_OF.items() if name == form)
+
+
+def put_tables(
+    tables: Sequence[Table], form: TableFormat | Literal["paper"], output: Path | None, overwrite: bool
+) -> None:
+    """Write tables to their file, or print them; in HDF5 each is /tables/NAME. Raises `ConfigError` for several where
+    a format holds one."""
+    from powerd_analytics.output import export
+
+    if form in ("csv", "json", "parquet") and len(tables) > 1:
+        names = ", ".join(table.name for table in tables)
+        raise ConfigError(f"{form} holds one table, and these are {names}: choose one, or another format")
+    if form == "hdf5" and output is not None:
+        export.write_tables(output, tables, overwrite=overwrite)
+        print(f"{output}: /tables/{{{','.join(table.name for table in tables)}}}")
+    elif form == "parquet" and output is not None:
+        write(output, lambda partial: export.write_parquet(tables[0], partial), overwrite)
+    else:
+        put_out(tables_text(tables, form, output), output, overwrite)
+
+
+def tables_text(tables: Sequence[Table], format: str, output: Path | None) -> str:
+    """Tables in a format of text; CSV and JSON hold the first."""
     from powerd_analytics.output import export
 
     formats: dict[str, Callable[[], str]] = {
-        "text": lambda: printed(lambda console: export.print_tables(tables, console), output, width),
+        "text": lambda: printed(lambda console: export.print_tables(tables, console), output),
         "csv": lambda: export.to_csv(tables[0]),
         "json": lambda: export.to_json(tables[0]),
         "markdown": lambda: export.to_markdown(tables),

@@ -9,15 +9,17 @@ import io
 import os
 import sys
 
+from powerd_analytics.cli.all_commands import OLD_NAMES, renewed
+
 TYPE_CHECKING = False  # what type checkers take for true; typing itself takes long to import
 if TYPE_CHECKING:
     from typing import NoReturn
 
 _PART_OF = dict.fromkeys(("cyclopts", "h5py", "numpy", "pynvml", "rich"), "client")
 _PART_OF |= dict.fromkeys(("jinja2", "matplotlib", "pandas", "pyarrow", "scipy", "threadpoolctl"), "analytics")
-_PART_OF |= dict.fromkeys(("dask", "distributed", "duckdb"), "campaign") | {"torch": "torch"}
+_PART_OF |= dict.fromkeys(("dask", "distributed", "duckdb"), "query") | {"torch": "torch"}
 """What a package is installed with. The command comes with every part of powerd; what it needs does not."""
-_OF_CLIENT = ("record", "import", "recover", "top", "completion")
+_OF_CLIENT = ("record", "import", "journal", "top", "completion")
 """Commands for which the client's part is enough."""
 
 
@@ -29,6 +31,10 @@ def main(arguments: list[str] | None = None) -> None:
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     command = next(iter(arguments), "")
+    if command in OLD_NAMES:
+        arguments, said = renewed(arguments)
+        sys.stderr.write(f"joules: {said}\n")
+        command = arguments[0]
     try:
         from powerd_core.errors import PowerdError
         from powerd_core.text import LEGIBLE, register_legible

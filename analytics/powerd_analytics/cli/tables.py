@@ -1,11 +1,10 @@
-"""`joules tables`, `compare`, `uncertainty`, `index`, `query`, `operations`, `layers`, `totals` and `pick`: all tables.
+"""`joules tables`, `joules compare` and `joules operations`.
 
 Their columns, with units, stand in `powerd_analytics.frame.figures`.
 """
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -23,16 +22,16 @@ from powerd_core.text import printable
 
 if TYPE_CHECKING:
     from powerd_analytics.output.export import Table
-    from powerd_analytics.run_tables.layers import CountOf
+    from powerd_analytics.run_tables.layers import CountOf, LayerEnergy
+    from powerd_analytics.runs.run import Run
     from powerd_analytics.views.layouts import TableChoice
 
-TableFormat = Literal["text", "csv", "json", "markdown", "latex", "parquet"]
-Form = TableFormat | Literal["paper"]
+Form = shared.TableFormat | Literal["paper"]
 Which = Literal[
-    "time", "energy", "totals", "accuracy", "efficiency", "gain", "ranks", "cards", "wall", "records", "iterations"
+    "time", "energy", "totals", "accuracy", "efficiency", "gain", "ranks", "cards", "wall", "records", "iterations",
+    "layers", "uncertainty",
 ]  # fmt: skip
 _FOR_PROGRAMS = ("csv", "json", "parquet")
-_NO_PARQUET = "Parquet is no text: say where to write it with -o FILE.parquet"
 
 
 @Parameter(name="*")
@@ -40,7 +39,7 @@ _NO_PARQUET = "Parquet is no text: say where to write it with -o FILE.parquet"
 class Printing:
     """How to print the tables of runs, and of what of them."""
 
-    format: Annotated[TableFormat, Parameter(help="How to print it.")] = "text"
+    format: shared.Format = None
     paper: Annotated[
         bool,
         Parameter(
@@ -57,6 +56,41 @@ class Printing:
     ] = False
 
 
+Inputs = Annotated[
+    tuple[str, ...],
+    Parameter(help="Shape of one sample (3x224x224, 128:int64); again for each further argument.", negative=""),
+]
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True)
+class LayerCounts:
+    """What the layers of a run compute."""
+
+    operations: Annotated[
+        str | None,
+        Parameter(help="Of layers, for GFLOPS/W: MODEL as `joules operations` takes it, or the OPS.json it wrote."),
+    ] = None
+    input: Inputs = ()
+    batch: Annotated[int | None, Parameter(help="Of layers: samples a batch, where phases do not say.")] = None
+
+    def counter(self) -> CountOf | None:
+        """Counts operations at a batch size; None where no model is named."""
+        if self.operations is None:
+            return None
+        if self.operations.endswith(".json"):
+            from powerd_analytics.operations.counts import read_count
+
+            count = read_count(Path(self.operations))
+            return lambda _batch: count
+        from powerd_analytics.operations.torch_model import count_named
+
+        return partial(count_named, self.operations, self.input)
+
+
+UNCOUNTED = LayerCounts()
+
+
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
@@ -64,7 +98,11 @@ class Asked:
 
     table: Annotated[
         list[Which] | None,
-        Parameter(negative="", help="Only these. For programs: `records`, a row a figure; `iterations`, a row each."),
+        Parameter(
+            negative="",
+            help="Only these. For programs: `records`, a row a figure; `iterations`, a row each. Of one run: `layers`; "
+            "`uncertainty`, where it comes from and what shrinks it.",
+        ),
     ] = None
     where: Annotated[
         list[str] | None, Parameter(negative="", help="COLUMN=VALUE: only rows that have it. May be repeated.")
@@ -97,6 +135,7 @@ class Asked:
     ] = False
     training: shared.WholeTraining = shared.UNSTATED
     costs: shared.Costs = shared.FREE
+    counts: LayerCounts = UNCOUNTED
     into: Annotated[
         Path | None, Parameter(help="Also put the tables into /tables of this run file or file of tables (.h5).")
     ] = None
@@ -142,7 +181,7 @@ def tables(
 
       joules tables run.h5
 
-      joules tables run.h5 --format csv --output table.csv
+      joules tables run.h5 -o tables.h5
 
       joules tables runs/ --epochs 90 --dataset-size 1281167
 
@@ -156,66 +195,74 @@ def tables(
 
       joules tables runs/ --paper -o tables.tex
 
-      joules tables run.h5 --table iterations --format csv -o iterations.csv
+      joules tables run.h5 --table iterations -o iterations.csv
+
+      joules tables run.h5 --table uncertainty --where phase=forward
+
+      joules tables run.h5 --table layers --operations resnet50
 
       joules tables run.h5 --calibration calibration.toml
     """
     if not runs:
         raise ConfigError("no run to make tables of: give run files, or directories of them")
-    form, is_paper = printing.format, printing.paper
-    if asked.table and "iterations" in asked.table:
-        _print_iterations(runs, printing, asked, overwrite=overwrite)
+    is_paper = printing.paper
+    form = shared.form_of(printing.format or ("latex" if is_paper else None), printing.output)
+    alone = [name for name in asked.table or () if name in _OF_ONE_RUN]
+    if alone:
+        _refuse(f"--table {alone[0]} is made by itself: leave the other tables out", len(asked.table or ()) > 1)
+        _check_of_one_run(alone[0], runs, printing, asked)
+        _OF_ONE_RUN[alone[0]](runs[0], printing, asked, form, overwrite=overwrite)
         return
-    _refuse(f"--paper is a form of LaTeX: leave --format {form} out", is_paper and form not in ("text", "latex"))
+    _refuse(f"--paper is a form of LaTeX: leave --format {form} out", is_paper and form != "latex")
+    _refuse("--operations, --input and --batch are for --table layers: choose that", asked.counts != UNCOUNTED)
     _refuse(
         "--card-spread and --mix are for --table cards: choose that",
         bool((asked.card_spread is not None or asked.mix) and "cards" not in (asked.table or ())),
     )
-    is_of_several = asked != ALL or is_paper or form in ("latex", "parquet")
+    is_of_several = asked != ALL or is_paper or form in ("latex", "parquet", "hdf5")
     if is_of_several or len(runs) > 1 or runs[0].is_dir() or runs[0].suffix == ".parquet":
-        _print_runs(runs, printing, asked, overwrite=overwrite)
+        _print_runs(runs, printing, asked, "paper" if is_paper else form, overwrite=overwrite)
     else:
-        _print_run(runs[0], printing, overwrite=overwrite)
+        _print_run(runs[0], printing, form, overwrite=overwrite)
 
 
-def _print_run(path: Path, printing: Printing, *, overwrite: bool) -> None:
+def _print_run(path: Path, printing: Printing, form: shared.TableFormat, *, overwrite: bool) -> None:
     """The tables of one run as it was."""
-    format, output = printing.format, printing.output
+    output = printing.output
     shared.refuse_existing(output, overwrite, (path,))
     with LateProgress() as progress:
         run, of_run = shared.table_of(
             path, printing.device, printing.calibration, progress, above_idle=printing.above_idle
         )
-    if format == "text" and not printing.wide:
+    if form == "text" and not printing.wide:
         from powerd_analytics.run_tables.terminal_table import print_tree
 
         name, is_chosen, notes = path.name, printing.device is not None, printing.notes
         text = shared.printed(
-            lambda console: print_tree(of_run, console, name, is_chosen=is_chosen, all_notes=notes), output, 80
+            lambda console: print_tree(of_run, console, name, is_chosen=is_chosen, all_notes=notes), output
         )
+        shared.put_out(text, output, overwrite)
     else:
         from powerd_analytics.frame.figures import frame_of
         from powerd_analytics.views.layouts import records_table, run_tables
 
         frame = frame_of(run, of_run)
-        of_frame = [records_table(frame)] if format in _FOR_PROGRAMS else run_tables(frame)
-        text = shared.tables_text(of_frame, format, output)
-    shared.put_out(text, output, overwrite)
+        of_frame = [records_table(frame)] if form in _FOR_PROGRAMS else run_tables(frame)
+        shared.put_tables(of_frame, form, output, overwrite)
 
 
-def _print_runs(runs: Sequence[Path], printing: Printing, asked: Asked, *, overwrite: bool) -> None:
+def _print_runs(runs: Sequence[Path], printing: Printing, asked: Asked, form: Form, *, overwrite: bool) -> None:
     """The tables of several runs, as papers print them."""
     from powerd_analytics.frame.trainings import read_runs
-    from powerd_analytics.output.export import write_parquet, write_tables
+    from powerd_analytics.output.export import write_tables
     from powerd_analytics.views.layouts import chosen_tables
 
     alone = {"--above-idle": printing.above_idle, "--wide": printing.wide, "--notes": printing.notes}
     for name, is_given in alone.items():
         _refuse(f"{name} is for the table of one run: leave the other options out", is_given)
     choice, output, into = asked.choice(), printing.output, asked.into
-    form: Form = "paper" if printing.paper else printing.format
-    _refuse_combinations(choice, form, output, is_one_job=asked.job)
-    shared.refuse_existing(output, overwrite, runs)
+    _refuse_combinations(choice, form, is_one_job=asked.job)
+    shared.check_output(output, form, overwrite, runs)
     shared.refuse_existing(into, True, is_hdf5=True)  # tables are added to a file that exists
     with LateProgress() as progress:
         frame = read_runs(
@@ -229,15 +276,11 @@ def _print_runs(runs: Sequence[Path], printing: Printing, asked: Asked, *, overw
             return
     if not (choice.names or choice.pivot or choice.target):  # all for people, or every row for programs
         tables = [t for t in tables if (t.name == "records") == (form in _FOR_PROGRAMS)]
-    if form == "parquet" and output is not None:
-        shared.write(output, lambda partial: write_parquet(tables[0], partial), overwrite)
-    else:
-        shared.put_out(shared.tables_text(tables, form, output), output, overwrite)
+    shared.put_tables(tables, form, output, overwrite)
 
 
-def _refuse_combinations(choice: TableChoice, form: Form, output: Path | None, *, is_one_job: bool) -> None:
+def _refuse_combinations(choice: TableChoice, form: Form, *, is_one_job: bool) -> None:
     pivot, several = choice.pivot is not None, len(choice.names) > 1 or (choice.pivot and choice.gain)
-    _refuse(_NO_PARQUET, form == "parquet" and output is None)
     _refuse(f"--format {form} holds one table: choose one", form in _FOR_PROGRAMS and bool(several))
     _refuse(
         "a pivot has neither --table nor CO2 and money: leave these out", pivot and bool(choice.names or choice.factors)
@@ -250,29 +293,128 @@ def _refuse_combinations(choice: TableChoice, form: Form, output: Path | None, *
     )
 
 
-def _print_iterations(runs: Sequence[Path], printing: Printing, asked: Asked, *, overwrite: bool) -> None:
+def _check_of_one_run(name: str, runs: Sequence[Path], printing: Printing, asked: Asked) -> None:
+    """Raises `ConfigError` for what a table of one run alone does not take."""
+    _refuse(f"--table {name} takes one run file", len(runs) > 1)
+    column = _WHERE.get(name)
+    known = Asked(
+        table=asked.table,
+        where=asked.where if column else None,
+        counts=asked.counts if name == "layers" else UNCOUNTED,
+    )
+    takes = [f"--where {column}=NAME"] * bool(column) + ["--operations, --input, --batch"] * (name == "layers")
+    options = ", ".join(("--device", *takes, "--format", "--output"))
+    is_more = asked != known or printing.paper or printing.wide or printing.notes or printing.above_idle
+    _refuse(f"--table {name} takes one run file, and of the options {options}", is_more)
+    wrong = [text for text in asked.where or () if text.partition("=")[0] != column]
+    _refuse(f"--table {name} knows --where {column}=NAME alone", bool(wrong) or len(asked.where or ()) > 1)
+
+
+_WHERE = {"layers": "model", "uncertainty": "phase"}
+"""The column by which rows of such a table can be chosen."""
+
+
+def _named(asked: Asked) -> str | None:
+    return asked.where[0].partition("=")[2] if asked.where else None
+
+
+def _print_iterations(
+    path: Path, printing: Printing, asked: Asked, form: shared.TableFormat, *, overwrite: bool
+) -> None:
     """Every iteration of one run, for programs."""
     from powerd_analytics.output.export import write_rows
     from powerd_analytics.run_tables.iterations import COLUMNS, iteration_rows
 
-    _refuse(
-        "--table iterations takes one run file, and of the options --device, --calibration, --format and --output",
-        len(runs) > 1
-        or asked != Asked(table=["iterations"])
-        or any((printing.paper, printing.wide, printing.notes, printing.above_idle)),
-    )
-    format, output = printing.format, printing.output
-    if format not in ("csv", "json", "parquet"):
+    output = printing.output
+    if form not in ("csv", "json", "parquet"):
         raise ConfigError("iterations are rows for programs: choose --format csv, json or parquet")
-    _refuse(_NO_PARQUET, format == "parquet" and output is None)
-    shared.refuse_existing(output, overwrite, runs)
+    shared.refuse_existing(output, overwrite, [path])
     with LateProgress() as progress:
-        opened = shared.open_run(runs[0], printing.calibration, progress, is_checked=True)
+        opened = shared.open_run(path, printing.calibration, progress, is_checked=True)
         rows = iteration_rows(opened, printing.device, progress=progress)
         if output is None:
-            write_rows(COLUMNS, rows, format, shared.harmless_output())
+            write_rows(COLUMNS, rows, form, shared.harmless_output())
         else:
-            shared.write(output, lambda path: write_rows(COLUMNS, rows, format, path), overwrite)
+            shared.write(output, lambda partial: write_rows(COLUMNS, rows, form, partial), overwrite)
+
+
+def _print_uncertainty(
+    path: Path, printing: Printing, asked: Asked, form: shared.TableFormat, *, overwrite: bool
+) -> None:
+    """What the uncertainty of each energy of one run comes from, as shares of the variance, largest first."""
+    from powerd_analytics.run_tables import uncertainty_table
+    from powerd_analytics.runs.ranks import notes_of_run
+
+    device, output, phase = printing.device, printing.output, _named(asked)
+    shared.check_output(output, form, overwrite, [path])
+    with LateProgress() as progress:
+        opened = shared.open_run(path, printing.calibration, progress, is_checked=True)
+        rows = uncertainty_table.kept_budget(opened, device, phase, progress=progress)
+        beside = notes_of_run(opened, device)
+    if not any(row.table == "phase" for row in rows):
+        what = (
+            "has no phases: mark them with `meter.phase(...)`" if rows else "is empty: no line feeds any of its devices"
+        )
+        raise AnalysisError(f"{path}: this run {what}")
+    if phase is None and not any(row.energy_j for row in rows if row.table != "run"):
+        raise AnalysisError(f"{path}: there is no energy whose uncertainty could be told: {rows[0].words}")
+    if form == "json":
+        shared.warn(beside)
+        shared.put_out(uncertainty_table.to_json(rows), output, overwrite)
+    else:
+        is_table = form in ("csv", "parquet", "hdf5")
+        of_rows = [uncertainty_table.parts_table(rows)] if is_table else uncertainty_table.budget_tables(rows)
+        shared.put_tables(_with_notes(of_rows, beside, form), form, output, overwrite)
+
+
+def _print_layers(path: Path, printing: Printing, asked: Asked, form: shared.TableFormat, *, overwrite: bool) -> None:
+    """Joules of every layer of one run, and GFLOPS/W where operations are named."""
+    from powerd_analytics.operations.counts import CONVENTIONS
+    from powerd_analytics.output.export import to_json_text
+    from powerd_analytics.run_tables.layers import layer_table
+    from powerd_analytics.runs.ranks import notes_of_run
+
+    device, output = printing.device, printing.output
+    shared.check_output(output, form, overwrite, [path])
+    with LateProgress() as progress:
+        run, rows = layers_of(path, device, asked.counts, _named(asked), progress)
+    table, notes = layer_table(rows), notes_of_run(run, device)
+    if form == "json":
+        shared.warn(notes)
+        shared.put_out(to_json_text({"conventions": CONVENTIONS, "rows": table.records()}) + "\n", output, overwrite)
+    else:
+        shared.put_tables(_with_notes([table], notes, form), form, output, overwrite)
+
+
+def layers_of(
+    path: Path, device: str | None, counts: LayerCounts, model: str | None, progress: LateProgress
+) -> tuple[Run, tuple[LayerEnergy, ...]]:
+    """A run and the energies of its layers, of one ``model`` where it is named.
+
+    Raises `AnalysisError` for a run without layers, and what reading and counting raise.
+    """
+    from powerd_analytics.run_tables.layers import described_layers, layer_energies
+    from powerd_analytics.run_tables.table import kept_table
+    from powerd_analytics.runs.run import read_run
+
+    counter = counts.counter()
+    run = read_run(path, progress=progress.part(0.0, 0.3))
+    with shared.naming(path):
+        table = kept_table(run, device, progress=progress.part(0.3, 0.9))
+        described = described_layers(run.events)
+        rows = layer_energies(table, counter, batch_size=counts.batch, model=model, described=described)
+    return run, rows
+
+
+def _with_notes(tables: Sequence[Table], notes: Sequence[str], form: str) -> list[Table]:
+    """The tables with notes under the last; for programs they go to the error stream."""
+    if form in ("csv", "parquet") or not tables:
+        shared.warn(notes)
+        return list(tables)
+    return [*tables[:-1], replace(tables[-1], notes=(*tables[-1].notes, *notes))]
+
+
+_OF_ONE_RUN = {"iterations": _print_iterations, "layers": _print_layers, "uncertainty": _print_uncertainty}
 
 
 def _refuse(text: str, is_wrong: bool) -> None:
@@ -284,7 +426,7 @@ def compare(
     a: Annotated[Path, Parameter(help="A run file, or a directory or an index of them.")],
     b: Annotated[Path, Parameter(help="What to compare it with: the same.")],
     *others: Annotated[Path, Parameter(help="More of them; each is compared with the first.")],
-    format: Annotated[Literal["text", "csv", "json", "markdown", "latex"], Parameter(help="How to print it.")] = "text",
+    format: shared.Format = None,
     output: shared.Output = None,
     device: shared.Device = None,
     ignore: Annotated[
@@ -325,7 +467,8 @@ def compare(
     sides = (a, b, *others)
     if len(sides) > len(comparing.LETTERS):
         raise ConfigError(f"{len(sides)} sides: at most {len(comparing.LETTERS)} can be compared")
-    shared.refuse_existing(output, overwrite, sides)
+    form = shared.form_of(format, output)
+    shared.check_output(output, form, overwrite, sides)
     files = [run_files([side]) for side in sides]
     side_of: dict[Path, Path] = {}
     for side, of_side in zip(sides, files, strict=True):
@@ -340,7 +483,7 @@ def compare(
         ]
         comparison = comparing.compare(samples[0], samples[1], ignore or (), *samples[2:])
         table = comparing.comparison_table(comparison, *map(str, sides))
-    shared.put_out(shared.tables_text([table], format, output), output, overwrite)
+    shared.put_tables([table], form, output, overwrite)
     risen = comparing.risen(comparison, percent) if percent is not None else []
     for text in risen:
         print(printable(f"joules compare: {text}"), file=sys.stderr)
@@ -360,139 +503,6 @@ def _per_cent(text: str) -> float | None:
 MOST_PER_CENT = 1000.0
 
 
-def uncertainty(
-    run: shared.RunFile,
-    *,
-    device: shared.Device = None,
-    phase: Annotated[str | None, Parameter(help="Only phases of this name; totals and run are left out.")] = None,
-    format: shared.Format = "text",
-    output: shared.Output = None,
-    overwrite: shared.Overwrite = False,
-) -> None:
-    """Say what the uncertainty of each energy comes from.
-
-    As shares of the variance, largest first, and what shrinks it.
-
-    For example:
-
-      joules uncertainty run.h5
-
-      joules uncertainty run.h5 --phase forward
-    """
-    from powerd_analytics.run_tables import uncertainty_table
-    from powerd_analytics.runs.ranks import notes_of_run
-
-    shared.refuse_existing(output, overwrite)
-    with LateProgress() as progress:
-        opened = shared.open_run(run, None, progress, is_checked=True)
-        rows = uncertainty_table.kept_budget(opened, device, phase, progress=progress)
-        beside = notes_of_run(opened, device)
-    if not any(row.table == "phase" for row in rows):
-        what = (
-            "has no phases: mark them with `meter.phase(...)`" if rows else "is empty: no line feeds any of its devices"
-        )
-        raise AnalysisError(f"{run}: this run {what}")
-    if phase is None and not any(row.energy_j for row in rows if row.table != "run"):
-        raise AnalysisError(f"{run}: there is no energy whose uncertainty could be told: {rows[0].words}")
-    if format == "json":
-        text = uncertainty_table.to_json(rows)
-        shared.warn(beside)
-    else:
-        of_rows = [uncertainty_table.parts_table(rows)] if format == "csv" else uncertainty_table.budget_tables(rows)
-        text = shared.tables_text(_with_notes(of_rows, beside, format), format, output)
-    shared.put_out(text, output, overwrite)
-
-
-def index(
-    folder: Annotated[Path, Parameter(help="A directory of run files, searched with all below it.")],
-    *,
-    output: Annotated[Path | None, Parameter(alias="-o", help="Index to write; DIR/index.parquet without it.")] = None,
-    jobs: Annotated[int | None, Parameter(help="Processes that read run files; one a core without it.")] = None,
-    scheduler: Annotated[
-        str | None,
-        Parameter(help="Let a Dask cluster read them, which sees them under the same names: tcp://host:8786."),
-    ] = None,
-    again: Annotated[bool, Parameter(negative="", help="Read files that have not changed as well.")] = False,
-) -> int:
-    """Write a Parquet index of a campaign of runs.
-
-    It has a row a run file, and the rows of its table. Brings an index that is
-    there up to date: only new and changed files are read. What cannot be read is
-    listed; the exit status is 1 when nothing can.
-
-    For example:
-
-      joules index runs/
-
-      joules index /data/runs -o campaign.parquet --jobs 8
-
-      joules index /data/runs --scheduler tcp://head:8786
-    """
-    from powerd_analytics.frame.index import index_runs
-
-    shared.refuse_existing(output, overwrite=True)  # what is there is brought up to date
-    with LateProgress() as progress:
-        report = index_runs(folder, output, jobs=jobs, scheduler=scheduler, again=again, progress=progress)
-    unbuilt = [f"{n} is not in the index: it is being recorded, or `joules info {n}` builds it" for n in report.unbuilt]
-    vanished = [f"{name} has vanished: taken out of the index" for name in report.vanished]
-    shared.warn([*report.failed, *vanished, *unbuilt], "files")
-    if not report.runs:
-        sys.stderr.write(f"joules: none of {len(report.failed)} run files can be read: no index written\n")
-        return 1
-    counts = [f"{report.runs} runs", f"{report.read} read now" + (f" ({report.afresh})" if report.afresh else "")]
-    counts += [f"{len(report.failed)} failed"] if report.failed else []
-    counts += [f"{len(report.vanished)} vanished"] if report.vanished else []
-    print(printable(f"{report.path}: {', '.join(counts)}"))
-    return 0
-
-
-def query(
-    index: Annotated[Path, Parameter(help="An index, or the directory that has one.")],
-    sql: Annotated[str, Parameter(help="A SELECT over the views runs, phases, totals, ranks and files.")],
-    *,
-    format: shared.Format = "text",
-    output: shared.Output = None,
-    overwrite: shared.Overwrite = False,
-) -> None:
-    """Ask an index in SQL, without opening a run file.
-
-    The SQL is DuckDB's; `describe phases` says what there is to ask for.
-
-    For example:
-
-      joules query runs "select model, batch_size, min(j_per_batch) from totals group by all order by all"
-
-      joules query runs "select path from totals where edp_js > 1e5" --format csv
-
-      joules query runs "pivot phases on phase using avg(j_per_batch) group by device_name" --format markdown
-    """
-    from powerd_analytics.frame.index import query as ask
-    from powerd_analytics.output.export import Column, make_table
-
-    shared.refuse_existing(output, overwrite, [index])
-    with LateProgress() as progress:
-        table = ask(index, sql, progress=progress)
-    if format in ("text", "markdown"):
-        # A column without any value would be left out: what was asked for is shown.
-        empty = [name for k, name in enumerate(table.names) if all(row[k] is None for row in table.rows)]
-        columns = [Column(c.name) if c.name in empty else replace(c, is_setting=False) for c in table.columns]
-        table = make_table("query", "", columns, [row | dict.fromkeys(empty, "NULL") for row in table.records()])
-    text = shared.tables_text([table], format, output)
-    if format == "text":  # its first line is for a title
-        text = type(text)(text.partition("\n")[2])
-    shared.put_out(text, output, overwrite)
-
-
-# ---- models and their layers ---------------------------------------------------------------------------------------
-
-WIDE = 240
-"""Characters a line where no terminal says how many it has."""
-Inputs = Annotated[
-    tuple[str, ...],
-    Parameter(help="Shape of one sample (3x224x224, 128:int64); again for each further argument.", negative=""),
-]
-
-
 def operations(
     model: Annotated[str, Parameter(help="A model of ours (resnet50, caffenet, ...), or FILE.py:FUNCTION.")],
     /,
@@ -500,7 +510,7 @@ def operations(
     input: Inputs = (),
     batch: Annotated[int, Parameter(help="Samples a batch.")] = 1,
     forward_only: Annotated[bool, Parameter(negative="", help="Leave backward out.")] = False,
-    format: shared.Format = "text",
+    format: shared.Format = None,
     output: shared.Output = None,
     overwrite: shared.Overwrite = False,
 ) -> None:
@@ -512,235 +522,16 @@ def operations(
 
       joules operations caffenet
 
-      joules operations train.py:make_model --input 3x224x224 --batch 256 --format json -o operations.json
+      joules operations train.py:make_model --input 3x224x224 --batch 256 -o operations.json
     """
     from powerd_analytics.operations.counts import operation_table, to_document
     from powerd_analytics.operations.torch_model import count_named
     from powerd_analytics.output.export import to_json_text
 
-    shared.refuse_existing(output, overwrite)
+    form = shared.form_of(format, output)
+    shared.check_output(output, form, overwrite)
     count = count_named(model, input, batch, backward=not forward_only)
-    if format == "json":
-        text = to_json_text(to_document(count)) + "\n"
+    if form == "json":
+        shared.put_out(to_json_text(to_document(count)) + "\n", output, overwrite)
     else:
-        text = shared.tables_text([operation_table(count, with_notes=format == "csv")], format, output, WIDE)
-    shared.put_out(text, output, overwrite)
-
-
-def layers(
-    run: Annotated[Path, Parameter(help="A run file whose layers were marked: meter.watch(model, layers=True).")],
-    *,
-    operations: Annotated[
-        str | None,
-        Parameter(help="What they compute: MODEL as `joules operations` takes it, or the OPS.json that it wrote."),
-    ] = None,
-    input: Inputs = (),
-    batch: Annotated[int | None, Parameter(help="Samples a batch, where the run's phases do not say.")] = None,
-    model: Annotated[str | None, Parameter(help="Only phases of this model; all of them without it.")] = None,
-    device: shared.Device = None,
-    plot: Annotated[Path | None, Parameter(help="Draw the roofline as well (.png, .pdf, .svg).")] = None,
-    format: shared.Format = "text",
-    output: shared.Output = None,
-    overwrite: shared.Overwrite = False,
-) -> None:
-    """Print joules, and GFLOPS/W, of every layer.
-
-    GFLOPS/W of layers, phases and models need --operations.
-
-    For example:
-
-      joules layers run.h5
-
-      joules layers run.h5 --operations resnet50 --plot roofline.png
-    """
-    from powerd_analytics.operations.counts import CONVENTIONS, read_count
-    from powerd_analytics.operations.torch_model import count_named
-    from powerd_analytics.output.export import to_json_text
-    from powerd_analytics.run_tables.layers import described_layers, layer_energies, layer_table
-    from powerd_analytics.run_tables.table import kept_table
-    from powerd_analytics.runs.ranks import notes_of_run
-    from powerd_analytics.runs.run import read_run
-
-    if plot is not None:
-        if operations is None:
-            raise ConfigError("--plot draws operations per byte against operations per joule: give --operations too")
-        shared.refuse_picture(plot, overwrite)
-    shared.refuse_existing(output, overwrite)
-    count_of: CountOf | None = None
-    if operations is not None and operations.endswith(".json"):
-        count = read_count(Path(operations))
-        count_of = lambda _batch: count  # noqa: E731
-    elif operations is not None:
-        count_of = partial(count_named, operations, input)
-    with LateProgress() as progress:
-        opened = read_run(run, progress=progress.part(0.0, 0.3))
-        with shared.naming(run):
-            of_run = kept_table(opened, device, progress=progress.part(0.3, 0.9))
-            known = described_layers(opened.events)
-            rows = layer_energies(of_run, count_of, batch_size=batch, model=model, described=known)
-        if plot is not None:
-            from powerd_analytics.plots import draw_roofline, save
-
-            progress(0.9, "drawing")
-            figure = draw_roofline(rows, run.name)
-            shared.write(plot, lambda path: save(figure, path), overwrite)
-    table = layer_table(rows)
-    if format == "json":
-        text = to_json_text({"conventions": CONVENTIONS, "rows": table.records()}) + "\n"
-        shared.warn(notes_of_run(opened, device))
-    else:
-        text = shared.tables_text(_with_notes([table], notes_of_run(opened, device), format), format, output, WIDE)
-    shared.put_out(text, output, overwrite)
-
-
-def _with_notes(tables: Sequence[Table], notes: Sequence[str], format: str) -> list[Table]:
-    """The tables with notes under the last; for programs they go to the error stream."""
-    if format == "csv" or not tables:
-        shared.warn(notes)
-        return list(tables)
-    return [*tables[:-1], replace(tables[-1], notes=(*tables[-1].notes, *notes))]
-
-
-# ---- tables that anybody published ---------------------------------------------------------------------------------
-
-
-def totals(
-    *phases: Annotated[Path, Parameter(help="Tables of phases, CSV or Parquet; several are joined.")],
-    operations: Annotated[
-        Path | None, Parameter(help="Table with model,operations (of one sample), for GFLOPS/W.")
-    ] = None,
-    mix: Annotated[
-        list[str] | None,
-        Parameter(
-            negative="", help="What a configuration of that many GPUs in all is made of, as in pascal=2,maxwell=2."
-        ),
-    ] = None,
-    output: shared.Output = None,
-    overwrite: shared.Overwrite = False,
-) -> None:
-    """Sum published tables of phases into whole trainings.
-
-    Prints iterations, seconds, joules, EDP and GFLOPS/W of each as CSV.
-
-    A row is device,gpus,model,phase,batch with iterations,s_per_batch,j_per_batch
-    or s_per_training,j_per_training; joules are of one GPU. What lacks a phase
-    stays empty, and the error stream says why.
-
-    For example:
-
-      joules totals phases.csv
-
-      joules totals time.csv energy.csv --operations operations.csv --mix pascal=2,maxwell=2 -o totals.csv
-    """
-    from powerd_analytics.frame.published import csv_text, parse_mixes, read_operations, read_phases, training_totals
-
-    if not phases:
-        raise ConfigError("nothing to sum: give a table of phases")
-    mixes = parse_mixes(mix or [])
-    shared.refuse_existing(output, overwrite, (*phases, *([operations] if operations else [])))
-    with LateProgress() as progress:
-        counts = read_operations(operations) if operations is not None else None
-        table = read_phases(phases, progress)
-        progress(0.8, "summing")
-        trainings, notes = training_totals(table, counts, mixes)
-    shared.warn(notes)
-    shared.put_out(csv_text(trainings), output, overwrite)
-
-
-def pick(
-    table: Annotated[Path, Parameter(help="Configurations with energy_j and time_s, CSV or Parquet.")],
-    /,
-    *,
-    reference: Annotated[str, Parameter(help="COLUMN=VALUE,... of the row that the others are compared with.")],
-    metric: Annotated[
-        str,
-        Parameter(
-            help="What is to be best, one or several: e, time, edp, ed2p, eds, eds:1.5, cost (of Zeus), sml (saving "
-            "minus loss), gflops_per_w, j_per_sample, money."
-        ),
-    ],
-    k: Annotated[float, Parameter(help="Of EDS: 2 weighs energy and time alike, less favours time.")] = 2.0,
-    eta: Annotated[float, Parameter(help="Of the cost: 1 counts energy alone, 0 time alone.")] = 0.5,
-    max_power: Annotated[
-        float | None, Parameter(help="Of the cost: maximum power of the GPU in W; else the highest cap in the table.")
-    ] = None,
-    within: Annotated[
-        float | None, Parameter(help="Only rows whose accuracy is so near the best one's, in its own unit.")
-    ] = None,
-    of: Annotated[str, Parameter(help="The accuracy that --within is of, as in top1.")] = "",
-    where: Annotated[
-        list[str] | None, Parameter(negative="", help="COLUMN=VALUE: only these rows. May be repeated.")
-    ] = None,
-    by: Annotated[
-        list[str] | None, Parameter(negative="", help="COLUMN: one pick for each of its values. May be repeated.")
-    ] = None,
-    co2_g_per_kwh: shared.Co2 = None,
-    price_per_kwh: shared.Price = None,
-    currency: shared.Currency = None,
-    format: Annotated[
-        Literal["text", "csv"] | None, Parameter(help="How to print it; csv unless it goes to a terminal.")
-    ] = None,
-    output: shared.Output = None,
-    overwrite: shared.Overwrite = False,
-) -> None:
-    """Print the best row of a table of configurations.
-
-    With the metric, and what it saves and costs against a reference. Where the table
-    says how sure its joules are, with U95 and with all rows that cannot be told from
-    the best. Rows that did unequal work are compared by the sample, or refused.
-
-    For example:
-
-      joules pick caps.csv --reference power_cap_w=260 --metric edp
-
-      joules pick caps.csv --reference target=default --metric e,edp,eds:1.5,eds:2 --by model
-
-      joules pick runs.csv --reference power_cap_w=300,batch_size=64 --metric e,edp --within 0.5 --of top1
-
-      joules pick totals.csv --reference gpus=1 --metric money --price-per-kwh 0.30 --currency EUR
-    """
-    from powerd_analytics.frame.costs import Factors
-    from powerd_analytics.frame.figures import parse_condition
-    from powerd_analytics.frame.published import csv_text, read_table
-    from powerd_analytics.output.text import digits
-    from powerd_analytics.views.choice import Request, choose, parse_metrics, parse_reference, pick_table, picked_rows
-
-    _refuse(f"--eta {eta:g}: must lie between 0 and 1", not 0 <= eta <= 1)
-    if max_power is not None and not (math.isfinite(max_power) and max_power > 0):
-        raise ConfigError(f"--max-power {max_power:g}: must be above 0")
-    if within is not None and not (math.isfinite(within) and within >= 0):
-        raise ConfigError(f"--within {within:g}: must be 0 or more")
-    _refuse("--within and --of belong together: give both, as in --within 0.5 --of top1", (within is None) == bool(of))
-    request = Request(
-        reference=parse_reference(reference),
-        metrics=parse_metrics(metric, k),
-        where=[parse_condition("--where", text) for text in where or []],
-        by=by or [],
-        eta=eta,
-        max_power_w=max_power,
-        within=within,
-        of=of,
-        factors=Factors(co2_g_per_kwh=co2_g_per_kwh, price_per_kwh=price_per_kwh, currency=currency),
-    )
-    is_money = any(asked.name == "money" for asked in request.metrics)
-    _refuse("--metric money needs --price-per-kwh: give that too", is_money and price_per_kwh is None)
-    shared.refuse_existing(output, overwrite, [table])
-    with LateProgress() as progress:
-        configurations = read_table(table, progress)
-        choices, notes = choose(configurations, request)
-    shared.warn(notes)
-    is_text = format == "text" or (format is None and shared.goes_to_terminal(output))
-    if is_text and len(request.metrics) > 1:
-        text = shared.tables_text([pick_table(configurations, request, choices)], "text", output, 80)
-    elif is_text:
-        # One line for each column: tables of configurations are wide, and picks are few.
-        picked = picked_rows(configurations, request, choices)
-        width = max(map(len, picked))
-        lines = []
-        for name, values in picked.items():
-            texts = [digits(v) if isinstance(v, float) else printable(v or "–", limit=200) for v in values]
-            lines.append(f"{printable(str(name)):{width}}  {'  '.join(texts)}\n")
-        text = "".join(lines)
-    else:
-        text = csv_text(picked_rows(configurations, request, choices))
-    shared.put_out(text, output, overwrite)
+        shared.put_tables([operation_table(count, with_notes=form == "csv")], form, output, overwrite)

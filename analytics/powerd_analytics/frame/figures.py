@@ -17,6 +17,7 @@ import re
 import shlex
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from itertools import dropwhile, pairwise
 from math import isclose, isfinite, isnan, nan, sqrt
 from pathlib import Path
@@ -54,7 +55,7 @@ from powerd_analytics.runs.in_force import ENFORCED_CAP, Enforced
 from powerd_analytics.runs.kept import keep, key_of_file, key_of_run, recall
 from powerd_analytics.runs.phases import EXECUTED, LAYER, OPERATIONS, PhaseClass, kept, number
 from powerd_analytics.runs.ranks import Ranks, device_identity, note_of, notes_of_runs, other_programs, ranks_of
-from powerd_analytics.runs.run import Progress, Run, no_progress, pick, read_run, recalibrate
+from powerd_analytics.runs.run import Progress, Run, no_progress, read_run, recalibrate
 from powerd_analytics.runs.settings import AMBIENT, Driver, Setting, settings_of
 from powerd_analytics.runs.wall_clock import begin_unix_s
 from powerd_client.host.job_identity import SET
@@ -514,8 +515,13 @@ def dimension(name: str, frame: Frame) -> str:
     attributes = {n.removeprefix(ATTRIBUTE): n for n in attributes_in(frame)}
     if meant not in COLUMNS and name.strip() in attributes:
         return attributes[name.strip()]
-    picked = pick(meant, [*COLUMNS, *attributes], "column")
-    return picked if picked in COLUMNS else attributes[picked]
+    names = [*COLUMNS, *attributes]
+    if meant not in names:
+        # All of them would be a screen full: those that people type, and the run's own.
+        near = get_close_matches(meant, names, n=1)
+        own = ", ".join(map(repr, [*_ALIASES, "phase", "model", *list(attributes)[:8]]))
+        raise AnalysisError(f"no column {meant!r}: " + (f"did you mean {near[0]!r}?" if near else f"{own} and others"))
+    return meant if meant in COLUMNS else attributes[meant]
 
 
 def where(frame: Frame, conditions: Sequence[str]) -> Frame:
@@ -956,7 +962,7 @@ def _check_finite(run: Run, record: Mapping[str, Any]) -> None:
         if not isfinite(number_of(record, name) or 0.0):
             raise AnalysisError(
                 f"{run.path}: {name} of {record['device']} is {record[name]}: a calibration or accuracy of its lines "
-                "is not a number (`joules verify` says which)"
+                "is not a number (`joules info --check` says which)"
             )
 
 

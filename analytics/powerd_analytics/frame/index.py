@@ -54,7 +54,7 @@ from powerd_analytics.output.export import Column, Kind, Table, arrow_schema, ar
 from powerd_analytics.output.text import Cell
 from powerd_analytics.runs.run import Progress, no_progress, pick
 from powerd_client.host.log import install_hint
-from powerd_client.journals.journal import ONE_THREAD
+from powerd_client.journals.journal import ONE_THREAD, RUN_SUFFIXES
 from powerd_client.record.recording import release
 from powerd_core.errors import AnalysisError, ConfigError, PeerError, PowerdError, RunFileError
 
@@ -63,7 +63,6 @@ if TYPE_CHECKING:
 
 # -- run files ---------------------------------------------------------------------------------------------------------
 
-SUFFIXES = (".h5", ".hdf5")
 JOURNAL = ".journal"
 """Ends the name of a directory in which a run is being recorded; what begins with a point is being written."""
 
@@ -119,15 +118,18 @@ def look_below(folder: Path) -> Below:
             continue
         folders_seen.add(place)
         journals = [Path(name, n.removesuffix(JOURNAL)) for n in folders if n.endswith(JOURNAL)]
-        below.unbuilt += [run for run in journals if run.suffix in SUFFIXES and not run.exists()]
+        below.unbuilt += [run for run in journals if run.suffix in RUN_SUFFIXES and not run.exists()]
         folders[:] = sorted(n for n in folders if not n.startswith(".") and not n.endswith(JOURNAL))
         for path in (Path(name, n) for n in sorted(names) if not n.startswith(".")):
-            if path.suffix in SUFFIXES and (not path.is_symlink() or os.path.realpath(path) not in by_target):
+            if path.suffix in RUN_SUFFIXES and (not path.is_symlink() or os.path.realpath(path) not in by_target):
                 by_target[os.path.realpath(path)] = path
     below.files = sorted(by_target.values())
     below.unbuilt.sort()
     if not below.files:
-        raise RunFileError((below.unreadable or [f"{folder}: there are no run files in this directory (*.h5)"])[0])
+        why = f"{folder}: there are no run files in this directory (*.h5)"
+        if folder.name.endswith(JOURNAL):
+            why = f"{folder} is a journal: wait for its run to end, or `joules journal recover {folder}`"
+        raise RunFileError((below.unreadable or [why])[0])
     return below
 
 
@@ -159,7 +161,7 @@ INDEX_COLUMNS = {
 }
 """Columns of every index, in their order. Behind them are those of the runs' attributes, by name."""
 ROW_GROUP = 100_000
-AGAIN = "make it again with `joules index DIR`"
+AGAIN = "make it again with `joules query DIR`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,13 +228,13 @@ def open_index(path: Path | str, *, any_version: bool = False) -> Index:
     if path.is_dir():
         path /= NAME
     if not path.is_file():
-        raise RunFileError(f"there is no index {path}: `joules index DIR` makes one")
+        raise RunFileError(f"there is no index {path}: `joules query DIR` makes one")
     try:
         schema = pq.read_schema(path)
         about = json.loads((schema.metadata or {})[METADATA])
         version, root, of_release = tuple(about["version"]), str(about["runs"]), str(about["powerd_version"])
     except (pa.ArrowException, OSError, KeyError, TypeError, ValueError) as error:
-        raise RunFileError(f"{path} is no index that can be read ({error}): `joules index DIR` makes one") from error
+        raise RunFileError(f"{path} is no index that can be read ({error}): `joules query DIR` makes one") from error
     if version != CURRENT and not any_version:
         raise RunFileError(f"{path} was made by another release of powerd: {AGAIN}")
     # The link that an index may be reached by does not tell where its runs are.
@@ -420,7 +422,7 @@ def _on_cluster(
     try:
         from distributed import Client
     except ImportError as error:
-        raise ConfigError(f"a Dask cluster needs its client here: {install_hint('campaign')}") from error
+        raise ConfigError(f"a Dask cluster needs its client here: {install_hint('query')}") from error
     try:
         client: Any = Client(scheduler, timeout=ANSWER_S, set_as_default=False)  # type: ignore[no-untyped-call]
     except (OSError, ValueError) as error:
@@ -625,7 +627,7 @@ def query(path: Path, sql: str, *, progress: Progress = no_progress, most_s: flo
     try:
         import duckdb
     except ImportError as error:
-        raise ConfigError(f"queries need DuckDB: {install_hint('campaign')}") from error
+        raise ConfigError(f"queries need DuckDB: {install_hint('query')}") from error
     index = open_index(path)
     progress(0.0, "asking the index")
     connection = duckdb.connect(":memory:", config={"python_enable_replacements": "false", "temp_directory": ""})

@@ -155,7 +155,7 @@ def ask(sql: str, files: Sequence[str]) -> list[dict[str, Any]]:
     try:
         import duckdb
     except ImportError as error:
-        raise ConfigError(f"tables of jobs need DuckDB: {install_hint('campaign')}") from error
+        raise ConfigError(f"tables of jobs need DuckDB: {install_hint('query')}") from error
     connection = duckdb.connect(":memory:", config={"python_enable_replacements": "false", "temp_directory": ""})
     try:
         result = connection.execute(sql, [list(files)])

@@ -2,7 +2,7 @@
 
 `read_table` reads CSV or Parquet into a `TableFile`; errors name file, row (from 1, below the header) and column.
 `published_frame` makes it the frame that runs have, `training_totals` sums the phases of each configuration
-(`joules totals`). docs/reference/totals.md has the columns and the rules.
+(`joules published totals`). docs/reference/published.md has the columns and the rules.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from powerd_analytics.frame.figures import (
     worked_out,
 )
 from powerd_analytics.frame.figures import column as column_of
-from powerd_analytics.output.export import csv_cell
+from powerd_analytics.output.export import Column, Kind, Table, csv_cell, make_table
 from powerd_analytics.output.text import parsed
 from powerd_analytics.runs.run import Progress, no_progress
 from powerd_core.errors import AnalysisError, ConfigError, RunFileError
@@ -187,6 +187,21 @@ def csv_text(frame: pd.DataFrame) -> str:
     rounded = frame.map(lambda value: float(f"{value:.15g}") if isinstance(value, float) else csv_cell(value))
     text: str = rounded.rename(columns=csv_cell).to_csv(index=False, lineterminator="\n")
     return text
+
+
+def table_of(frame: pd.DataFrame, name: str) -> Table:
+    """The same for every other format; a cell without a value is empty."""
+    columns = [column_of(str(n)) if str(n) in COLUMNS else Column(str(n), _kind(frame[n])) for n in frame]
+    cells = frame.astype(object).where(frame.notna(), None)
+    for c in columns:
+        if c.kind == "text":
+            cells[c.name] = [None if value is None else str(value) for value in cells[c.name]]
+    return make_table(name, "", columns, cells.replace("", None).itertuples(index=False))
+
+
+def _kind(values: pd.Series) -> Kind:
+    is_of_numbers = all(isinstance(v, int | float) for v in values if v not in (None, ""))
+    return "number" if is_of_numbers else "text"
 
 
 # -- as the frame of figures -------------------------------------------------------------------------------------------

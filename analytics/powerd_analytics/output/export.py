@@ -775,7 +775,7 @@ def _write_tables(path: Path, written: Sequence[Table], overwrite: bool) -> None
         before = identity(path)
     with whole_file(path, made_of=before) as partial, _translated(path, "written"):
         is_there = before is not None
-        is_run = is_there and _is_run(path)
+        of_run = is_there and is_run(path)
         if is_there:
             shutil.copy2(path, partial)
         with steady_hdf5(partial, "r+" if is_there else "x") as (file, _):
@@ -785,9 +785,9 @@ def _write_tables(path: Path, written: Sequence[Table], overwrite: bool) -> None
                 raise RunFileError(f"{path}: {TABLES!r} in it is a link to elsewhere, and powerd writes into none")
             for table in written:
                 _add(path, file.require_group(TABLES), table, overwrite)
-            if is_run and "attributes" in file:
+            if of_run and "attributes" in file:
                 del file["attributes"]
-            if is_run and DIGEST in file.attrs:
+            if of_run and DIGEST in file.attrs:
                 file.attrs[DIGEST] = digest(file)
             names = sorted(file)
         _check_written(partial, names, written)
@@ -832,7 +832,7 @@ def read_table(path: str | Path, name: str) -> pd.DataFrame:
 
     path = Path(path)
     with _translated(path, "read"):
-        _is_run(path)
+        is_run(path)
         with h5py.File(path, "r") as file:
             if name not in file.get(TABLES, {}):
                 raise AnalysisError(f"{path} has no table {name!r}: it has {', '.join(file.get(TABLES, {})) or 'none'}")
@@ -846,7 +846,7 @@ def read_table(path: str | Path, name: str) -> pd.DataFrame:
     return frame
 
 
-def _is_run(path: Path) -> bool:
+def is_run(path: Path) -> bool:
     """Whether that is a run file, with the metadata that it was written with, or a file of tables (False). Raises
     `RunFileError` for neither."""
     if path.exists() and h5py.is_hdf5(path):
@@ -855,7 +855,9 @@ def _is_run(path: Path) -> bool:
                 return False
     with open_run(path) as file:
         if DIGEST in file.attrs and file.attrs[DIGEST] != digest(file):
-            raise RunFileError(f"{path} is damaged: its attributes are not those it was written with (`joules verify`)")
+            raise RunFileError(
+                f"{path} is damaged: its attributes are not those it was written with (`joules info --check`)"
+            )
     return True
 
 

@@ -436,7 +436,7 @@ def _draw_line(run: Run, signal: Signal, axes: tuple[Axes, Axes, Axes], edges: V
 
 @styled
 def draw_clocks(run: Run, traces: Sequence[ClockTrace]) -> Figure:
-    """The picture of `joules clock`: offset, skew, delay and bound over the time of the run; steps are gaps."""
+    """The picture of `joules info --check`: offset, skew, delay and bound over the time of the run; steps are gaps."""
     figure, ((offset, skew, delay, bound),) = panels(1, (11.0, 2.1), rows=4)
 
     def curve(ax: Axes, t_ns: Ints, values: NDArray[Any], colour: str, label: str | None = None) -> None:

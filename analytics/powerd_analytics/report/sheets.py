@@ -283,7 +283,7 @@ def commands(names: Names, device: str | None, calibration: Path | None, length:
     )
     return [
         f"sha256sum {files}",
-        f"joules verify {files}",
+        f"joules info --check {files}",
         f"joules tables {files}{options} --format csv -o tables.csv",
         f"joules report {files}{options} -o report.html",
     ]

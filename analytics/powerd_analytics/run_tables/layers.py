@@ -1,4 +1,4 @@
-"""`joules layers`: energy and efficiency of layers, passes and models, and the energy roofline.
+"""`joules tables --table layers`: energy and efficiency of layers, passes and models, and the energy roofline.
 
 The energies come from the phases that ``Meter.watch(layers=True)`` marks; operation counts join them by the layer's
 name. GFLOPS/W are operations over joules, by each convention: in ``paper`` each pass counts the layer's operations

@@ -1153,7 +1153,7 @@ def _run_row(seen: _Seen, *, is_unused: bool) -> RunRow:
     wrong = list(run.wrong)
     if unordered := sum(s.unordered for s in part.signals):
         wrong.append(f"the times of {unordered} readings go back")
-    notes += [f"{what}: the file is wrong (joules verify says more)" for what in wrong]
+    notes += [f"{what}: the file is wrong (joules info --check says more)" for what in wrong]
     if not run.is_complete:
         notes.append("incomplete: the training process vanished or a part was cut off")
     notes += [clip.note(has_number=energy_j is not None), *_counter_notes(run, part)]
@@ -1247,8 +1247,9 @@ def _counter_notes(run: Run, part: Part) -> list[str]:
             notes.append(f"{name} counted for less than half of the run")
             continue
         sure = f", {UNSURE}" if np.isnan(u95_j) else f" ± {digits(u95_j, 2)}"
-        short = f", {seconds(missing_s)} not counted" if missing_s > 1e-3 * duration_s else ""
-        notes.append(f"{name} itself counted {digits(float(whole.energy_j[0]))} J{sure}{short}")
+        short = f"in all but {seconds(missing_s)} of the run" if missing_s > 1e-3 * duration_s else "over the run"
+        counted = digits(float(whole.energy_j[0]))
+        notes.append(f"for comparison: the counter {name} rose by {counted} J{sure} {short}")
     return notes
 
 
@@ -1314,11 +1315,12 @@ def check_rows(
         why = {note.partition(";")[0].removeprefix("not resolvable: ") for note in notes}
         raise AnalysisError(
             f"{path}: its lines have fewer than two good readings while it ran: there is no energy, "
-            f"{'; '.join(sorted(why))} (`joules info` and `joules clock` say what was read, and when)"
+            f"{'; '.join(sorted(why))} (`joules info` and `joules info --check` say what was read, and when)"
         )
     if all(time_s > 0 and missing_s >= (1 - 1e-9) * time_s for time_s, missing_s in totals):
         raise AnalysisError(
-            f"{path}: its phases lie outside the readings: clocks or times do not overlap (`joules clock` shows them)"
+            f"{path}: its phases lie outside the readings: clocks or times do not overlap "
+            "(`joules info --check` shows them)"
         )
     if without_time := [name for name, each_s in phases if each_s == 0]:
         raise AnalysisError(f"{path}: phases {without_time[0]!r} took no time at all: their marks are wrong")

@@ -95,7 +95,7 @@ def _other_devices(table: PhaseTable, shown: Sequence[RunRow]) -> list[str]:
 def _layers(table: PhaseTable, name: str) -> list[str]:
     """A line where there are layers, which have a command of their own."""
     layers = {str(row.group[LAYER]) for row in table.totals if LAYER in row.group}
-    return [f"{len(layers)} layers: joules layers {printable(name)}"] if layers else []
+    return [f"{len(layers)} layers: joules tables --table layers {printable(name)}"] if layers else []
 
 
 def _columns_of(table: PhaseTable) -> Sequence[str]:

@@ -1,4 +1,4 @@
-"""Which part of the uncertainty each row of a run's table owes to what: the budget of `joules uncertainty`."""
+"""What the uncertainty of each row of a run's table comes from: the budget of `joules tables --table uncertainty`."""
 
 from __future__ import annotations
 

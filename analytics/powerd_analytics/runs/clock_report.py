@@ -1,4 +1,4 @@
-"""`joules clock`: how the clocks of a run's boards went against the host's, and how sure their times are.
+"""`joules info --check`: how the clocks of a run's boards went against the host's, and how sure their times are.
 
 `read_traces` and `clock_report` say it in figures; `compare_marker` checks them against a pin that the training moves
 where a phase begins and ends.

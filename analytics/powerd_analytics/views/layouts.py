@@ -63,7 +63,7 @@ _WHAT = {"phase": "{} (mean)", "total": "all of the group", "run": "run"}
 
 
 def run_tables(frame: Frame) -> list[Table]:
-    """The tables of one run that have rows. Layers are a matter of `joules layers`."""
+    """The tables of one run that have rows. Layers are a matter of `joules tables --table layers`."""
     layer = f"{ATTRIBUTE}{LAYER}"
     own = frame[frame[layer].isna()].reset_index(drop=True) if layer in frame else frame
     settings = ["model", "batch_size", *(n for n in attributes_in(own) if n != layer and own[n].notna().any())]

@@ -52,15 +52,29 @@ class Phase:
     It holds no state, so it may nest in itself.
     """
 
-    __slots__ = ("_ask", "_begin", "_end", "_mark")
+    __slots__ = ("_ask", "_begin", "_end", "_later", "_mark")
 
     def __init__(self, mark: Callable[[int], int | None], kind: int, ask: Callable[..., Energy]) -> None:
         """``ask`` is given the number of a mark, a device and the seconds to wait, and tells the energy of the phase
         that the mark has begun."""
-        self._mark = mark
+        self._mark: Callable[[int], int | None] = self._first
+        self._later = mark
         self._begin = kind
         self._end = ~kind
         self._ask = ask
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether it was entered, decorates a function or is marked by its codes: else a ``with`` was forgotten."""
+        return self._mark is self._later
+
+    def taken(self) -> Phase:
+        """The same phase, for whoever marks by its codes."""
+        self._mark = self._later
+        return self
+
+    def _first(self, code: int) -> int | None:
+        return self.taken()._mark(code)
 
     def __enter__(self) -> Span:
         return Span(self._mark(self._begin), self._ask)
@@ -73,6 +87,7 @@ class Phase:
         returns_early = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
         if any(is_kind(function) for is_kind in returns_early):
             raise ConfigError(f"{function.__qualname__} is a generator or a coroutine function: use `with` inside it")
+        self.taken()
 
         @functools.wraps(function)
         def marked(*args: P.args, **kwargs: P.kwargs) -> R:

@@ -12,7 +12,7 @@
         *.log                what the recorder and a local powerd said
 
 When the run file stands and holds all of it, the journal is packed: RUN.h5.journal.gz has the same frames in one file
-(`pack`), and stays until the user deletes it with `joules tidy`.
+(`pack`), and stays until the user deletes it with `joules journal tidy`.
 
 Whoever holds the lock owns the directory. The kernel drops it when a process dies, however it dies. What is written
 into one of these files survives its process; a frame or record that was cut off by a kill is found when it is read.
@@ -71,6 +71,10 @@ _MEMBER_DAMAGE = bytes(64)
 _MOST_DAMAGED = 1000
 
 
+RUN_SUFFIXES = (".h5", ".hdf5")
+"""How run files are called; a directory is searched for these."""
+
+
 def check_replaceable(path: Path) -> None:
     """A file takes the place of a file, never of a directory, a device (/dev/null) or a pipe. Raises `RunFileError`."""
     if path.exists() and not path.is_file():
@@ -106,6 +110,8 @@ def claim(run: Path, *, overwrite: bool = False) -> tuple[Path, int]:
     directory cannot be made.
     """
     journal = journal_path(run)
+    if run.suffix not in RUN_SUFFIXES:
+        raise RunFileError(f"{run} is no name of a run file: end it in .h5")
     try:
         check_replaceable(run)
         _check_folder(run)

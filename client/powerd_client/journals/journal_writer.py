@@ -285,7 +285,7 @@ class JournalWriter:
             except OSError as again:
                 raise RunFileError(
                     f"the end of the run could not be written into {self._journal} ({again.strerror}): what was "
-                    f"recorded before is there; see to the disk, then: joules recover {run_of(self._journal)}"
+                    f"recorded before is there; see to the disk, then: joules journal recover {run_of(self._journal)}"
                 ) from error
             if lost:
                 log.warning(f"{lost} scans could not be kept ({error.strerror}): the run file says which")

@@ -229,6 +229,16 @@ class MarkWriter:
             tell(text)
             self.note(text)
 
+    def _tell_lost(self, t_host_ns: int) -> None:
+        """Why the first phase that is in no run is in none, where the failure that is told when the run closes does not
+        say it."""
+        if self._is_closed:
+            tell("a phase was begun after the Meter was closed: such phases are in no run")
+        elif os.getpid() != self._pid:
+            text = "a forked child process began a phase: what it marks is in no run; it needs a Meter of its own"
+            tell(text)
+            self.note_of_child(text, t_host_ns)
+
     def identify(self, devices: Sequence[Mapping[str, object]]) -> None:
         """Say on which devices this process works."""
         self._remark({"devices": list(devices)})
@@ -244,10 +254,9 @@ class MarkWriter:
         segment = self._segment
         if segment is None:
             self.dropped += 1
-            if self._is_closed and code >= 0 and not self._was_late:
-                # The run file is written: it cannot say this. The end of a phase that was open at close() is no news.
+            if code >= 0 and not self._was_late:  # the end of a phase that was open at close() is no news
                 self._was_late = True
-                tell("a phase was begun after the Meter was closed: such phases are in no run")
+                self._tell_lost(t_host_ns)
             return -1
         index = segment.take()
         if index < self._records:

@@ -39,6 +39,7 @@ from powerd_core.lease import (
     Value,
     Wish,
     check_answer,
+    option_of,
     read_answer,
     resolve,
     text_of,
@@ -219,14 +220,14 @@ def _value_of(level: Value | int, device: str, knob: str, described: Mapping[tup
     """The number that a level of a knob means."""
     known = described.get((device, knob))
     if known is not None and not (known.range.greatest or known.range.words):
-        raise ConfigError(f"{device} {knob}: {known.problem}")
+        raise ConfigError(f"{device} {option_of(knob)}: {known.problem}")
     if known is not None:
         return resolve(level if isinstance(level, str) else float(level), known.range, knob)
     devices = {name for name, _ in described}
     if device not in devices:
         raise ConfigError(f"there is no device {device!r} here{did_you_mean(device, devices)}")
-    has = ", ".join(sorted(name for of, name in described if of == device))
-    raise ConfigError(f"{device} has no {knob}: it has {has}")
+    has = ", ".join(sorted(option_of(name) for of, name in described if of == device))
+    raise ConfigError(f"{device} has no {option_of(knob)}: it has {has}")
 
 
 def own_devices(knobs: Iterable[KnobInfo], levels: Iterable[str]) -> list[str]:
@@ -348,7 +349,7 @@ class Hold:
             if holding.state is State.HELD and is_here:
                 self._counters.begin(*key)
             if holding.state in (State.YIELDED, State.LOST):
-                self._tell(f"{holding.device} {holding.knob} is not held any more: {holding.why}")
+                self._tell(f"{holding.device} {option_of(holding.knob)} is not held any more: {holding.why}")
 
     def _emit_setting(self, holding: Holding, t_ns: int, *, is_known: bool = True) -> None:
         """Put into the run what a knob is set to; where the helper is gone, that nobody knows it."""
@@ -440,7 +441,7 @@ class Hold:
 
     @property
     def verdicts(self) -> dict[str, tuple[Verdict, str]]:
-        """By device and knob (``gpu0 power_cap``), each with a few words why."""
+        """By device and knob (``gpu0 power_cap_w``), each with a few words why."""
         with self._lock:
             return self._judge() if self._last_verdicts is None else self._last_verdicts
 
@@ -448,7 +449,7 @@ class Hold:
         if not self.problem:
             self._renew_or_lose()
         self._look()
-        return {f"{h.device} {h.knob}": self._verdict_of(h) for h in self._told.values()}
+        return {f"{h.device} {option_of(h.knob)}": self._verdict_of(h) for h in self._told.values()}
 
     def _verdict_of(self, holding: Holding) -> tuple[Verdict, str]:
         if holding.state is not State.HELD or self.problem:
@@ -478,9 +479,9 @@ class Hold:
             self._keeper.join(1.0)
 
     def text(self) -> str:
-        """``gpu0 power_cap 200 W (found 260 W)``, of everything that is held."""
+        """``gpu0 power_cap_w 200 W (found 260 W)``, of everything that is held."""
         return ", ".join(
-            f"{h.device} {h.knob} {text_of(h.setting.asked, h.knob)} (found {text_of(h.found, h.knob)})"
+            f"{h.device} {option_of(h.knob)} {text_of(h.setting.asked, h.knob)} (found {text_of(h.found, h.knob)})"
             for h in self._told.values()
         )
 

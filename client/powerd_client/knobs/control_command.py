@@ -43,13 +43,13 @@ def _status(peer: control.Peer, format: str) -> int:
     if not knobs:
         print("nothing can be set here: the helper sees no GPU, no RAPL and no CPU frequencies")
         return status
-    print(f"{'device':<8}{'knob':<15}{'set to':>10}{'in force':>10}  can be set to")
+    print(f"{'device':<8}{'knob':<17}{'set to':>10}{'in force':>10}  can be set to")
     for knob in knobs:
         requested, enforced = (
             text_of(knob.setting.requested, knob.knob),
             text_of(knob.setting.enforced, knob.knob),
         )
-        print(f"{knob.device:<8}{knob.knob:<15}{requested:>10}{enforced:>10}  {_range_text(knob)}")
+        print(f"{knob.device:<8}{option_of(knob.knob):<17}{requested:>10}{enforced:>10}  {_range_text(knob)}")
     if not leases:
         print("\nnobody holds anything")
     for lease in leases:
@@ -65,7 +65,7 @@ def _hold_lines(lease: LeaseInfo) -> Iterable[str]:
     for hold in lease.holds:
         asked, found = text_of(hold.setting.asked, hold.knob), text_of(hold.found, hold.knob)
         why = f" ({printable(hold.why)})" if hold.why and hold.state is not State.HELD else ""
-        yield f"{hold.device} {hold.knob} {asked}, found {found}: {hold.state.value}{why}"
+        yield f"{hold.device} {option_of(hold.knob)} {asked}, found {found}: {hold.state.value}{why}"
 
 
 def _range_text(knob: KnobInfo) -> str:
@@ -157,7 +157,7 @@ def _policy(peer: control.Peer) -> int:
     print("[[allow]]")
     print(f'user = "{getpass.getuser()}"                # or group = "...", or remote = "the name of a key"')
     print(f"devices = {_toml_list(devices)}")
-    print(f"knobs = {_toml_list(names)}")
+    print(f"knobs = {_toml_list(list(map(option_of, names)))}")
     seen = set()
     for knob in knobs:
         if knob.range.greatest and knob.knob not in seen:

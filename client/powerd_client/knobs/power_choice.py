@@ -25,7 +25,7 @@ from powerd_client.knobs.cap_search import CapSearch, Decision, Window
 from powerd_client.knobs.control import Emit, Hold, connect, own_devices
 from powerd_client.knobs.job_hold import JobHold, Reach, job_here, ranks_may_be_here
 from powerd_core.errors import ConfigError, ControlError, PeerError, WireError
-from powerd_core.lease import Range, Request, option_of
+from powerd_core.lease import KNOB_OF_OPTION, Range, Request, option_of
 from powerd_core.settings import KNOB_OF_NAME
 from powerd_core.verdict import Verdict
 
@@ -39,7 +39,7 @@ MOST_FAILED = 6
 """Windows that did not count, before the search is given up."""
 _READINGS_S = 5.0
 """How long to wait for the last readings of a window."""
-KNOBS = ("power_cap", "sm_clock")
+KNOBS = ("power_cap_w", "sm_clock_mhz")
 """What may be chosen."""
 
 EnergyBetween = Callable[[int, int, float, Sequence[str]], Sequence[Energy]]
@@ -66,7 +66,7 @@ class PowerChooser:
         emit: Emit,
         *,
         window_s: float = WINDOW_S,
-        knob: str = "power_cap",
+        knob: str = "power_cap_w",
         iterations: int | None = None,
         find_range: Callable[[str], Reach] | None = None,
         now: Callable[[], int] = now_ns,
@@ -85,7 +85,7 @@ class PowerChooser:
         self._is_joining = False
         self._speaks = True
         """Whether this is the rank that says what all ranks could."""
-        self._knob, self._option, self._count = knob, option_of(knob), iterations
+        self._knob, self._option, self._count = KNOB_OF_OPTION[knob], knob, iterations
         self._find_range, self._now, self._worker = find_range or _range_here, now, worker
         self._devices: list[str] = []
         self._level = 0.0

@@ -411,7 +411,7 @@ class Recording:
             if outcome == "silent":
                 self.warnings.append(
                     f"the recorder (process {self.pid}) has not answered for {_GIVE_UP_S:g} s: the run stays in "
-                    f"{self.journal}; when that process has ended: joules recover {self.out}"
+                    f"{self.journal}; when that process has ended: joules journal recover {self.out}"
                 )
             elif self._process is not None:
                 self._process.wait()
@@ -424,7 +424,7 @@ class Recording:
             outcome = "failed"
             self.warnings.append(
                 f"the end of the run failed ({type(error).__name__}: {error}): see whether {self.out} is there, "
-                f"else: joules recover {self.out}"
+                f"else: joules journal recover {self.out}"
             )
         finally:
             self._close_pipes()

@@ -419,7 +419,9 @@ def _build(inherited: Inherited) -> None:
     if missing:
         log.warning(incomplete(job.out, missing))
     elif job.journal.exists():
-        log.warning(f"{job.journal} could not be packed and stays; all of it is in {job.out.name}: `joules tidy`")
+        log.warning(
+            f"{job.journal} could not be packed and stays; all of it is in {job.out.name}: `joules journal tidy`"
+        )
     if inherited.trainer.is_gone() and not job.quiet:
         from powerd_client.record.recording import Closing
 

@@ -1,4 +1,4 @@
-"""`joules recover --from`: into a journal that nobody writes any more, what it misses and a powerd still holds."""
+"""`joules journal recover --from`: into a journal that nobody writes any more, what it misses and a powerd holds."""
 
 from __future__ import annotations
 

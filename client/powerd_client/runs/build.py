@@ -202,7 +202,7 @@ def read_contents(journal: Path, *, needs_run: bool = True) -> Contents:
         if needs_run:
             raise RunFileError(
                 f"{file} does not say which run it is: it is no journal, or its beginning is lost; "
-                f"`joules recover {journal}` makes what it can of it"
+                f"`joules journal recover {journal}` makes what it can of it"
             )
         contents.run = dict(_LOST_RUN)
         contents.note("error", "the beginning of the journal is lost: nobody knows which run this is")

@@ -4,7 +4,7 @@ powerd numbers the blocks of a stream. From the first number that a run has seen
 received, or lies in one hole (`StreamFrames.holes`). `LossAccount` makes a row of `/gaps` of every hole, and of what no
 number tells: the time between two lives of a powerd, the silence before the end of the run, and readings that were
 taken while their clock stepped. The other side of the account is `/parts`: the numbers that were given, the blocks that
-were received, the numbers that are missing. `joules verify` compares the two.
+were received, the numbers that are missing. `joules info --check` compares the two.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""A run file out of a journal: when a run is opened (`open_run`), by `joules recover`, and when a journal is no longer
-needed, by `joules tidy`.
+"""A run file out of a journal: when a run is opened (`open_run`), by `joules journal recover`, and when a journal is no
+longer needed, by `joules journal tidy`.
 
 A journal is what a recorder left, in its directory, or packed beside its run file. To recover only reads it.
 """
@@ -53,8 +53,8 @@ def _leave_alone(run: Path, reason: str) -> None:
         return
     state = "is being recorded" if journals.is_locked(journals.journal_path(run)) else "is not finished"
     raise RunFileError(
-        f"there is no {run}: its recording {state}, and {reason}; `joules recover {run}` makes a file of what you may "
-        "read of it"
+        f"there is no {run}: its recording {state}, and {reason}; `joules journal recover {run}` makes a file of "
+        "what you may read of it"
     )
 
 
@@ -167,8 +167,8 @@ def _journal_of(path: Path) -> Path:
     with open_run(path) as file, reading(path):
         kept = ", ".join(_figures(file))
     raise RunFileError(
-        f"{path} can be opened ({kept}), and {there}, from which alone runs are recovered: `joules verify {path}` says "
-        "what is damaged"
+        f"{path} can be opened ({kept}), and {there}, from which alone runs are recovered: "
+        f"`joules info --check {path}` says what is damaged"
     )
 
 

@@ -300,9 +300,7 @@ def open_file(run: Path) -> h5py.File:
         except PermissionError:
             raise
         except OSError as error:
-            raise RunFileError(
-                f"{run} is no run file, or was cut off: {' '.join(str(error).split())}{_kept_hint(run)}"
-            ) from error
+            raise RunFileError(f"{run} {_why_unopened(run, error)}{_kept_hint(run)}") from error
         try:
             if state not in _sound:
                 _check(run, file)
@@ -320,9 +318,17 @@ def _state(run: Path) -> tuple[int, ...]:
     return status.st_dev, status.st_ino, status.st_size, status.st_ctime_ns
 
 
+def _why_unopened(run: Path, error: OSError) -> str:
+    if not run.stat().st_size:
+        return "is empty: it is no run file, or all of it was lost"
+    if not h5py.is_hdf5(run):
+        return "is no run file: it is not HDF5, or its beginning is lost"
+    return f"is no run file, or was cut off: {' '.join(str(error).split())}"
+
+
 def _kept_hint(run: Path) -> str:
     packed = journals.packed_path(run)
-    return f": `joules recover {run}` makes it anew from {packed.name}" if packed.is_file() else ""
+    return f": `joules journal recover {run}` makes it anew from {packed.name}" if packed.is_file() else ""
 
 
 def _check(run: Path, file: h5py.File) -> None:
@@ -353,7 +359,8 @@ def reading(run: str | os.PathLike[str]) -> Iterator[None]:
             raise RunFileError(f"{run} {_NO_ROOM}") from error
         text = " ".join(str(error).split()) or type(error).__name__
         raise RunFileError(
-            f"{run} is damaged or incomplete ({text}): `joules verify {run}` says what of it is{_kept_hint(Path(run))}"
+            f"{run} is damaged or incomplete ({text}): `joules info --check {run}` says what of it is"
+            f"{_kept_hint(Path(run))}"
         ) from error
 
 

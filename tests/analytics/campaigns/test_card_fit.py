@@ -288,7 +288,7 @@ def test_an_index_of_run_files_gives_points(here, capsys):
     (here / "runs").mkdir()
     for i, cap in enumerate((100, 150, 200, 260)):
         one_run(here / "runs" / f"{i}.h5", iterations=3, scale=cap / 260, power_cap_w=float(cap))
-    assert joules(capsys, "index", "runs", "--jobs", 1, "-o", "all.parquet")[0] == 0
+    assert joules(capsys, "query", "runs", "--jobs", 1, "--index", "all.parquet")[0] == 0
     of_index = joules(capsys, "campaign", "fit", "all.parquet")
     of_files = joules(capsys, "campaign", "fit", "runs")
     assert of_index[0] == of_files[0] == 0

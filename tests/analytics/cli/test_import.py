@@ -77,7 +77,7 @@ def test_the_joules_are_those_of_the_csv(tables, capsys, style, heading, separat
         assert (row["device"], row["provenance"], row["batch_size"]) == ("gpu0", "modelled", "32")
     (whole,) = (row for row in rows if row["kind"] == "run")
     assert float(whole["energy_j"]) == pytest.approx(20 * 125.0, rel=0.01)
-    assert joules(capsys, "verify", "run.h5")[0] == 0
+    assert joules(capsys, "info", "--check", "run.h5")[0] == 0
     info = joules(capsys, "info", "run.h5")[1]
     assert "1999 good readings, 1 bad" in info
     assert ("2026-01-31T12:00" in info) == (style != "seconds")

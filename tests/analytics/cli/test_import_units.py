@@ -219,7 +219,7 @@ class TestSeveralDevices:
         assert energies == BOTH
         assert f"2 devices by the column '{heading}': gpu0 ({columns[0]}), gpu1 ({columns[1]})" in out
         assert set(read_run("run.h5").lines) == {"gpu0.meter", "gpu1.meter"}
-        assert joules(capsys, "verify", "run.h5")[0] == 0
+        assert joules(capsys, "info", "--check", "run.h5")[0] == 0
 
     def test_one_behind_the_other_in_the_file_are_told_apart(self, write, capsys):
         rows = [*smi_rows()]

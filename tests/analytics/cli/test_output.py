@@ -14,6 +14,7 @@ from command import refused
 from make_campaign import one_run
 
 from powerd_analytics import cli
+from powerd_analytics.cli.all_commands import OLD_NAMES, renewed
 from powerd_analytics.cli.app import app
 from powerd_analytics.cli.shared import harmless_output, put_out, write
 from powerd_analytics.cli.start import main
@@ -21,12 +22,12 @@ from powerd_analytics.output.export import Column, write_rows
 from powerd_core.errors import RunFileError
 
 COMMANDS = {
-    "clock": (), "compare": ("OTHER",), "import": ("-o", "made.h5"), "info": (), "jobs": (),
-    "index": ("-o", "made.parquet"), "layers": (),
-    "operations": ("--format", "json", "-o", "made.json"), "pick": ("--reference", "model=a", "--metric", "edp"),
-    "plot": ("-o", "made.png"), "query": ("select 1",), "recover": ("-o", "made.h5"), "report": ("-o", "made.html"),
-    "tables": ("-o", "made.csv", "--format", "csv"), "top": ("--once",), "totals": (), "trace": ("-o", "made.json"),
-    "uncertainty": (), "verify": (),
+    "compare": ("OTHER",), "import": ("-o", "made.h5"), "info": (), "info --check": (), "jobs": (),
+    "journal recover": ("-o", "made.h5"), "operations": ("--format", "json", "-o", "made.json"),
+    "plot": ("-o", "made.png"), "published pick": ("--reference", "model=a", "--metric", "edp"),
+    "published totals": (), "query": ("select 1",), "report": ("-o", "made.html"),
+    "tables": ("-o", "made.csv", "--format", "csv"), "tables --table layers": (), "tables --table uncertainty": (),
+    "top": ("--once",), "trace": ("-o", "made.json"),
 }  # fmt: skip
 
 
@@ -59,15 +60,15 @@ def test_what_is_no_run_is_one_line_and_status_2(
     if (command, name) == ("top", "absent.h5"):
         pytest.skip("a run that has not begun is waited for")
     options = [name if word == "OTHER" else word for word in COMMANDS[command]]
-    asked = [command, *(("--run",) if command == "top" else ()), name, *options]
+    asked = [*command.split(), *(("--run",) if command == "top" else ()), name, *options]
     before = sorted(files.rglob("*"))
     code, out, err = said(capsys, *asked)
-    if command == "verify" and name == "text.h5":
+    if command == "info --check" and name == "text.h5":
         assert (code, err) == (1, "")  # a file that does not hold what must hold is this command's result
         assert "WRONG  structure: " in out
     else:
         assert code == 2
-        assert out == ("" if command != "verify" else f"{name}\n")
+        assert out == ("" if command != "info --check" else f"{name}\n")
         assert err.startswith("joules: ")
         assert err.count("\n") == 1
         assert name in err
@@ -82,10 +83,64 @@ def test_every_command_is_in_this_list(capsys: pytest.CaptureFixture[str], monke
     code, out, _ = said(capsys, "--help-all")
     assert code == 0
     shown = dict(line.split(maxsplit=1) for line in out.splitlines() if re.match("  [a-z]+  +[A-Z]", line))
-    assert {*shown} == {*COMMANDS, "record", "tidy", "completion", "campaign", "optimise"}
+    assert {*shown} == {*(name.split()[0] for name in COMMANDS), "record", "completion", "campaign", "optimise"}
     assert max(map(len, out.splitlines())) <= 80
     for command, text in shown.items():
         assert app[command].help.partition("\n")[0] == text
+
+
+def test_what_is_no_run_is_said_without_the_librarys_words(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("going.h5.journal").mkdir()
+    for name, text in (
+        ("empty.h5", "is empty"), ("text.h5", "it is not HDF5"), ("going.h5.journal", "is a journal: wait"),
+    ):  # fmt: skip
+        code, _, err = said(capsys, "tables", name)
+        assert (code, text in err, "synchronously" in err) == (2, True, False)
+
+
+def test_an_unknown_column_is_one_short_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = str(one_run(tmp_path / "run.h5", iterations=2))
+    assert "did you mean 'batch_size'?" in refused(capsys, "tables", run, "--pivot", "batch_sise:phase:j_per_batch")
+    assert len(refused(capsys, "tables", run, "--pivot", "foo:bar:baz")) < 240
+
+
+def test_the_ending_of_a_file_says_what_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = str(one_run(tmp_path / "run.h5", iterations=2))
+    begins = {
+        ".txt": b"run.h5",
+        ".csv": b"kind,",
+        ".json": b"[",
+        ".md": b"**Phases**",
+        ".tex": b"% ",
+        ".h5": b"\x89HDF",
+    }
+    for ending, begin in begins.items():
+        out = tmp_path / f"table{ending}"
+        assert said(capsys, "tables", run, "-o", str(out))[0] == 0
+        assert out.read_bytes().startswith(begin), ending
+    for out, format in (("t.docx", ()), ("t.h5", ("--format", "csv")), ("t.csv", ("--format", "hdf5"))):
+        assert "t." in refused(capsys, "tables", run, "-o", str(tmp_path / out), *format)
+        assert not (tmp_path / out).exists()
+
+
+@pytest.mark.parametrize("old", OLD_NAMES)
+def test_names_of_the_release_before_work_and_say_the_new_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], old: str
+) -> None:
+    of_old, of_new = said(capsys, old, "--help"), said(capsys, *OLD_NAMES[old], "--help")
+    assert of_old[:2] == of_new[:2]
+    assert of_old[2].startswith(f"joules: joules {old} is called `joules {' '.join(OLD_NAMES[old])}` now")
+    assert of_old[2].count("\n") == 1
+
+
+def test_options_that_have_another_name_now_work_too() -> None:
+    assert renewed(["uncertainty", "r.h5", "--phase", "forward"])[0] == [
+        "tables", "--table", "uncertainty", "r.h5", "--where", "phase=forward",
+    ]  # fmt: skip
+    assert renewed(["layers", "r.h5", "--model=a", "--format=csv"])[0] == [
+        "tables", "--table", "layers", "r.h5", "--where", "model=a", "--format", "csv",
+    ]  # fmt: skip
+    assert renewed(["index", "runs", "-o", "i.parquet"])[0] == ["query", "runs", "--index", "i.parquet"]
 
 
 FULL = Path("/dev/full")
@@ -147,8 +202,8 @@ def test_no_text_takes_the_place_of_a_run(tmp_path, capsys):
     before = run.read_bytes()
     table = tmp_path / "t.csv"
     table.write_text("cap,energy_j,time_s\n250,100,10\n")
-    asked = ("pick", table, "--reference", "cap=250", "--metric", "e", "--overwrite", "-o", run)
-    assert "run.h5 is an HDF5 file, as runs are" in refused(capsys, *asked)
+    asked = ("published", "pick", table, "--reference", "cap=250", "--metric", "e", "--overwrite", "-o", run)
+    assert "run.h5 is a run file" in refused(capsys, *asked)
     assert "run.h5 is read by this command" in refused(capsys, "tables", run, "-o", run, "--overwrite")
     with pytest.raises(RunFileError, match=r"run\.h5"):
         write(run, lambda path: path.write_text("x"), overwrite=True)

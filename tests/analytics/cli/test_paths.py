@@ -71,19 +71,20 @@ def powerd_paths(parser=None, words=("powerd",)):
 
 
 READ = {
-    "run", "runs", "file", "calibration", "profile", "a", "b", "others", "index", "folder", "phases", "operations",
+    "run", "runs", "file", "calibration", "profile", "a", "b", "others", "folder", "phases", "operations",
     "table", "traces", "power", "config", "paths",
 }  # fmt: skip
 """Parameters that are read, whatever the command."""
 OTHERWISE = {
     "joules optimise run runs": "a folder of run files, which are recorded as `joules record` does",
-    "joules tidy paths": "deletes what is its own alone (tests/e2e/test_ownership.py, test_harms.py)",
+    "joules journal tidy paths": "deletes what is its own alone (tests/e2e/test_ownership.py, test_harms.py)",
+    "joules jobs index": "read",
     "joules campaign plan into": "writes nothing", "joules campaign status into": "writes nothing",
     "joules campaign table into": "read", "joules campaign plot into": "read",
     "joules campaign report into": "read; the page has a name by itself (tests/e2e/test_harms.py)",
     "joules campaign resume into": "goes on as `campaign run` does, where one has begun",
     **{f"joules {name} keys": "read" for name in
-       ("record", "top", "campaign run", "campaign resume", "campaign caps", "recover")},
+       ("record", "top", "campaign run", "campaign resume", "campaign caps", "journal recover")},
     "powerd run spool": "a folder, in which no link is followed (tests/e2e/test_ownership.py)",
     **{f"powerd {name} keys": "read" for name in
        ("run", "check", "describe", "stats", "export", "keys list", "keys revoke")},
@@ -169,7 +170,9 @@ KEY = "a" * 40
 RECIPES = {
     "joules record output": Recipe("new.h5", joules("record -o {out} -- true"), follows=False, heavy=True),
     "joules import output": Recipe("new.h5", joules("import {there}/power.csv -o {out}"), follows=False),
-    "joules recover output": Recipe("new.h5", joules("recover {there}/lost.h5 -o {out}"), follows=False),
+    "joules journal recover output": Recipe(
+        "new.h5", joules("journal recover {there}/lost.h5 -o {out}"), follows=False
+    ),
     "joules campaign run into": Recipe("new", joules("campaign run {there}/camp.toml {sim} --into {out}"), False),
     "joules campaign caps into": Recipe("new", joules("campaign caps {sim} --step 40 --into {out}"), False),
     "joules campaign fit output": Recipe("new.toml", joules("campaign fit {there}/sweep.csv -o {out}")),
@@ -183,10 +186,14 @@ RECIPES = {
     "joules report output": Recipe("new.html", joules("report {there}/run.h5 -o {out}")),
     "joules trace output": Recipe("new.json", joules("trace {there}/run.h5 -o {out}")),
     "joules compare output": Recipe("new.csv", joules("compare {there}/run.h5 {there}/runs --format csv -o {out}")),
-    "joules index output": Recipe("new.parquet", joules("index {there}/runs --again --jobs 1 -o {out}"), False),
+    "joules query index": Recipe("new.parquet", joules("query {there}/runs --again --jobs 1 --index {out}"), False),
     "joules query output": Recipe("new.csv", line("joules", "query", "{there}/runs", "select 1", "-o", "{out}")),
-    "joules totals output": Recipe("new.csv", line("joules", "totals", TIMES[0], ENERGIES[0], "-o", "{out}")),
-    "joules pick output": Recipe("new.txt", joules("pick {there}/t.csv --reference cap=250 --metric e -o {out}")),
+    "joules published totals output": Recipe(
+        "new.csv", line("joules", "published", "totals", TIMES[0], ENERGIES[0], "-o", "{out}")
+    ),
+    "joules published pick output": Recipe(
+        "new.txt", joules("published pick {there}/t.csv --reference cap=250 --metric e -o {out}")
+    ),
     "joules optimise simulate output": Recipe(
         "new.txt", joules("optimise simulate {v100} --job squad --recurrences 2 -o {out}")
     ),
@@ -196,12 +203,8 @@ RECIPES = {
         "s.sqlite", joules("optimise run --batch-sizes 1,2 --target 1 --state {out} -- true {{batch_size}}"), False,
         follows=False, heavy=True,
     ),
-    "joules layers output": Recipe("new.csv", joules("layers {there}/layers.h5 --format csv -o {out}")),
-    "joules layers plot": Recipe("new.png", joules("layers {there}/layers.h5 --plot {out}"), heavy=True),
     "joules operations output": Recipe("new.csv", joules("operations caffenet --format csv -o {out}"), heavy=True),
     "joules jobs output": Recipe("new.csv", joules("jobs {there}/nodes --format csv -o {out}")),
-    "joules uncertainty output": Recipe("new.csv", joules("uncertainty {there}/run.h5 --format csv -o {out}")),
-    "joules clock plot": Recipe("new.png", joules("clock {there}/run.h5 --plot {out}")),
     "powerd sim-gpu socket": Recipe("s", called(served), False, follows=False, heavy=True),
     "powerd pmlib directory": Recipe("new.csv", called(lambda out: write_pmlib(out, "new")), False),
     "powerd calibrate out": Recipe("new.toml", called(lambda out: save_calibration(out, CalibrationFile())), False),

@@ -147,22 +147,25 @@ def test_the_command(path, tmp_path, capsys):
     counted, picture = tmp_path / "ops.json", tmp_path / "roof.svg"
     counted.write_text(json.dumps(to_document(COUNT)))
     with pytest.raises(SystemExit) as done:
-        main(["layers", str(path), "--operations", str(counted), "--plot", str(picture), "--format", "csv"])
+        main(["tables", "--table", "layers", str(path), "--operations", str(counted), "--format", "csv"])
     assert not done.value.code
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
     conv = next(r for r in rows if (r["layer"], r["pass"]) == ("conv", BOTH))
     assert float(conv["gflops_per_w_executed"]) == pytest.approx(8.0, rel=0.01)
     assert conv["batch_size"] == "8"
+    with pytest.raises(SystemExit):
+        main(["plot", str(path), "--kind", "roofline", "--operations", str(counted), "-o", str(picture)])
+    capsys.readouterr()
     drawn = picture.read_text()
     assert "<svg" in drawn
     for form in ("markdown", "json"):
         with pytest.raises(SystemExit):
-            main(["layers", str(path), "--operations", str(counted), "--format", form])
+            main(["tables", "--table", "layers", str(path), "--operations", str(counted), "--format", form])
         text = capsys.readouterr().out
         assert "conv" in text
         assert "paper" in text
         assert "executed" in text
     with pytest.raises(SystemExit) as done:
-        main(["layers", str(path), "--plot", str(tmp_path / "p.png")])
+        main(["plot", str(path), "--kind", "roofline", "-o", str(tmp_path / "p.png")])
     assert done.value.code == 2
-    assert "give --operations too" in capsys.readouterr().err
+    assert "--operations together" in capsys.readouterr().err

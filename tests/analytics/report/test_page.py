@@ -100,7 +100,7 @@ def test_it_is_said_in_words_and_with_its_sources(made):
         "Least energy a sample: AlexNet, batch 128",
         "simulated joules are no measurement",
         hashlib.sha256(path.read_bytes()).hexdigest(),
-        "joules verify run.h5",
+        "joules info --check run.h5",
     ):
         assert words in said
     assert page.tables["table-budget-0"]["rows"]

@@ -56,12 +56,21 @@ COMMANDS = {
     "tables of several": ("tables", "run.h5", "more.h5", "--format", "json"),
     "info": ("info", "run.h5", "--format", "json"),
     "compare": ("compare", "run.h5", "more.h5"),
-    "uncertainty": ("uncertainty", "run.h5"),
-    "uncertainty of a phase": ("uncertainty", "run.h5", "--phase", "forward", "--format", "json"),
+    "uncertainty": ("tables", "--table", "uncertainty", "run.h5"),
+    "uncertainty of a phase": (
+        "tables",
+        "--table",
+        "uncertainty",
+        "run.h5",
+        "--where",
+        "phase=forward",
+        "--format",
+        "json",
+    ),
     "report": ("report", "run.h5", "-o", "page.html", "--overwrite"),
     "plot": ("plot", "run.h5", "-o", "picture.png", "--overwrite"),
-    "index": ("index", ".", "-o", "of.parquet"),
-    "verify": ("verify", "run.h5"),
+    "index": ("query", ".", "--index", "of.parquet"),
+    "verify": ("info", "--check", "run.h5"),
     "top": ("top", "--run", "run.h5"),
 }
 
@@ -228,11 +237,11 @@ def test_verify_works_out_again_and_tells_what_was_kept_wrongly(run, cache, caps
     wrong = replace(table, runs=tuple(replace(row, energy_j=row.energy_j * 1.001) for row in table.runs))
     keep(key, "table", wrong)
     assert joules(capsys, "info", run) != cold
-    status, out, _ = joules(capsys, "verify", run)
+    status, out, _ = joules(capsys, "info", "--check", run)
     assert status == 1
     assert "J was kept" in out
     assert joules(capsys, "info", run) == cold
-    assert joules(capsys, "verify", run)[0] == 0
+    assert joules(capsys, "info", "--check", run)[0] == 0
 
 
 def test_figures_are_not_run():

@@ -106,7 +106,7 @@ def test_joules_uncertainty_and_layers_say_it(tmp_path, capsys):
     for command in ("uncertainty", "layers"):
         for form in ("text", "csv", "json"):
             with pytest.raises(SystemExit):
-                main([command, str(path), "--format", form])
+                main(["tables", "--table", command, str(path), "--format", form])
             out, err = (" ".join(text.split()) for text in capsys.readouterr())
             assert SENTENCE in (out if form == "text" else err), (command, form)
 

@@ -194,14 +194,14 @@ def unusable(path: Path, what: str) -> Path:
     ("what", "command"),
     [
         *((what, "tables") for what in ("empty", "no phases", "no readings", "one reading", "other clock", "no time")),
-        ("outside", "uncertainty"),
+        ("outside", "tables --table uncertainty"),
         ("empty", "report"),
     ],
 )
 def test_one_line_and_nothing_written(tmp_path, capsys, what, command):
     path = unusable(tmp_path / "run.h5", what)
     with pytest.raises(SystemExit) as stopped:
-        main([command, str(path), "-o", str(tmp_path / "out.html")])
+        main([*command.split(), str(path), "-o", str(tmp_path / ("out.html" if command == "report" else "out.txt"))])
     out, err = capsys.readouterr()
     assert stopped.value.code == 2
     assert out == ""
