@@ -10,6 +10,7 @@
 #   make board-vm  the board's side on a Debian that boots under QEMU (as root; needs mmdebstrap and qemu-system); ARCH=arm64
 #   make cluster  twelve jobs on a real Slurm, and a real Prometheus (as root; needs slurm-wlm, munge, prometheus)
 #   make docs    the documentation as a site in build/site; ends with an error where a link leads nowhere
+#   make docs-renew  run what the pages show, and write what is printed into them
 #
 # PYTHON chooses the interpreter, VENV where the environment is made, CONSTRAINTS the versions
 # (constraints-oldest.txt: the oldest that pyproject.toml allows), WORKERS the processes that run tests.
@@ -31,7 +32,7 @@ MICROPYTHON_DIR := $(VENV)/micropython
 MICROPYTHON_READY := $(MICROPYTHON_DIR)/.ready-$(MICROPYTHON_VERSION)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-rest check bench soak fuzz board-vm cluster docs format clean
+.PHONY: help demo test test-all test-rest check bench soak fuzz board-vm cluster docs docs-renew format clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -98,6 +99,9 @@ docs:
 	@test -x build/docs-venv/bin/python || $(PYTHON) -m venv build/docs-venv
 	@build/docs-venv/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
 	build/docs-venv/bin/zensical build --clean --strict
+
+docs-renew: $(READY)
+	$(BIN)/python docs/tutorial/renew.py
 
 format: $(READY)
 	$(BIN)/ruff check --fix .

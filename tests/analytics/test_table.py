@@ -195,7 +195,7 @@ def test_the_runs_total_names_what_a_meter_counted_itself(tmp_path):
     run = read_run(make_run(tmp_path / "r.h5", lines, (), {"node": ["wall"]}, end_ns=10 * S))
     (row,) = phase_table(run).runs
     assert row.energy_j == pytest.approx(1000)
-    assert row.note.startswith("wall_energy itself counted 1010 J ± 17")
+    assert row.note.startswith("for comparison: the counter wall_energy rose by 1010 ± 17 J")
     short = dataclasses.replace(lines[1], t_ns=t[:12], codes={"uwh": codes["uwh"][:12]})
     run = read_run(make_run(tmp_path / "s.h5", [lines[0], short], (), {"node": ["wall"]}, end_ns=10 * S))
     (row,) = phase_table(run).runs

@@ -466,6 +466,7 @@ def plot(
         Parameter(alias="-o", help="Folder for the pictures (its own without it), or the file of a single one."),
     ] = None,
     ending: Annotated[Literal["png", "pdf", "svg"], Parameter(help="Of the pictures in a folder.")] = "png",
+    width: shared.Width = None,
     overwrite: shared.Overwrite = False,
 ) -> None:
     """Draw a campaign: every picture that it has, a file each.
@@ -479,7 +480,7 @@ def plot(
       joules campaign plot rtx.toml --kind normalised --beside v100.toml
     """
     from powerd_analytics.campaign_views.campaign_page import pictures
-    from powerd_analytics.plots import save
+    from powerd_analytics.plots import printed_at, save
 
     c = opened(file, into)
     others = []
@@ -500,7 +501,8 @@ def plot(
         if output is None:
             shared.refuse_by_hand(path, overwrite)
         shared.refuse_picture(path, overwrite or output is None)
-        shared.write(path, partial(save, drawn[name].draw()), overwrite=True)
+        with printed_at(width):
+            shared.write(path, partial(save, drawn[name].draw()), overwrite=True)
         print(path)
 
 

@@ -42,6 +42,7 @@ def plot(
         list[float] | None,
         Parameter(negative="", help="Of the EDS, several for caps: 2 holds energy and time equal, less favours time."),
     ] = None,
+    width: shared.Width = None,
     counts: LayerCounts = UNCOUNTED,
     overwrite: shared.Overwrite = False,
 ) -> None:
@@ -80,7 +81,8 @@ def plot(
         raise ConfigError("--kind roofline is of operations per byte and per joule: give it and --operations together")
     out = output or (runs[0].with_suffix(".png") if kind is None else runs[0].with_name(f"{runs[0].stem}-{kind}.png"))
     shared.refuse_picture(out, overwrite)
-    with LateProgress() as progress, shared.naming(runs[0] if len(runs) == 1 else None):
+    naming = shared.naming(runs[0] if len(runs) == 1 else None)
+    with LateProgress() as progress, naming, plots.printed_at(width):
         if kind == "roofline":
             figure = plots.draw_roofline(layers_of(runs[0], device, counts, None, progress)[1], runs[0].name)
         else:

@@ -51,6 +51,10 @@ Format = Annotated[
 ]
 Output = Annotated[Path | None, Parameter(alias="-o", help="Write to this file instead of the terminal.")]
 Overwrite = Annotated[bool, Parameter(negative="", help="Replace a file that exists.")]
+Width = Annotated[
+    Literal["column", "page"] | None,
+    Parameter(help="As wide as a column (89 mm) or a page (178 mm) of a journal; as wide as it needs without it."),
+]
 TextOrJson = Annotated[Literal["text", "json"], Parameter(help="How to print it.")]
 Keys = Annotated[Path | None, Parameter(help="Directory of keys; $POWERD_KEYS, else ~/.config/powerd without it.")]
 Co2 = Annotated[float | None, Parameter(help="Grams of CO2 equivalent of a kWh: adds their columns to totals.")]

@@ -10,7 +10,7 @@ from powerd_analytics.plots.configurations import (
 from powerd_analytics.plots.power import draw_clocks, draw_quality, draw_run
 from powerd_analytics.plots.roofline import draw_roofline
 from powerd_analytics.plots.savings import draw_front, draw_savings
-from powerd_analytics.plots.style import save
+from powerd_analytics.plots.style import printed_at, save
 
 __all__ = [
     "configurations_of_runs",
@@ -24,5 +24,6 @@ __all__ = [
     "draw_run",
     "draw_savings",
     "draw_sweep",
+    "printed_at",
     "save",
 ]

@@ -26,6 +26,7 @@ from powerd_analytics.plots.style import (
     legend_beside,
     panels,
     styled,
+    width_asked,
 )
 from powerd_analytics.run_tables.table import PhaseTable, Row, check_table, group_text, kept_table
 from powerd_analytics.runs.clock_report import ClockTrace
@@ -104,18 +105,28 @@ def draw_run(
     progress(0.8, "drawing")
     compared = {p.device: [load_bounded(run, name) for name in run.compared(p.device)] for p in parts}
     of_phases, zoom = phase_colours(run), zoom_window(run)
-    heights = [3.0] * len(parts) + [0.75 + 0.36 * len(own) for own in bars]
-    figure = Figure(figsize=(13, max(3.6, sum(heights) + 0.8)), layout="constrained")
+    asked = width_asked()
+    heights = [3.0 if asked is None else 0.33 * asked] * len(parts) + [0.75 + 0.36 * len(own) for own in bars]
+    figure = Figure(figsize=(asked or 13, max(3.0, sum(heights) + 0.8)), layout="constrained")
     grid = figure.add_gridspec(len(heights), 2, height_ratios=heights, width_ratios=[3, 2.2])
     for i, part in enumerate(parts):
-        whole, near = figure.add_subplot(grid[i, 0]), figure.add_subplot(grid[i, 1])
         others = compared.pop(part.device, ())
-        _draw_trace(whole, run, part, others, (run.begin_ns, run.end_ns), run.begin_ns, of_phases)
+        near = figure.add_subplot(grid[i, 1] if asked is None else grid[i, :])
         _draw_trace(near, run, part, others, zoom, zoom[0], of_phases)
-        whole.set_title(f"{brief(device_text(part.device, part.provenance))}: power", weight="bold")
+        name = f"{brief(device_text(part.device, part.provenance))}: power"
         span, since_s = seconds((zoom[1] - zoom[0]) * 1e-9), (zoom[0] - run.begin_ns) * 1e-9
+        named = [Patch(facecolor=c, label=brief(phase)) for phase, c in list(of_phases.items())[:10]]
+        if asked is not None:
+            columns = max(1, min(len(named), int(asked)))
+            rows = -(-len(named) // columns)
+            near.set_title(f"{name}, {span}", weight="bold", pad=6 + 12 * rows)
+            near.legend(handles=named, fontsize=8, frameon=False, ncols=columns, loc="lower left",
+                        bbox_to_anchor=(-0.01, 0.98), columnspacing=1.2, handlelength=1.2)  # fmt: skip
+            continue
+        whole = figure.add_subplot(grid[i, 0])
+        _draw_trace(whole, run, part, others, (run.begin_ns, run.end_ns), run.begin_ns, of_phases)
+        whole.set_title(name, weight="bold")
         near.set_title(f"the same, {span} from {since_s:.2f} s on", weight="bold")
-        named = [Patch(facecolor=c, label=brief(name)) for name, c in list(of_phases.items())[:10]]
         if handles := [*_handles(whole, near), *named]:
             legend_beside(near, handles)
     for i, own in enumerate(bars, len(parts)):
@@ -124,7 +135,8 @@ def draw_run(
     kinds = " and ".join(sorted({line.provenance.value for line in run.lines.values()}))
     when = str(run.attributes.get("created_utc", ""))[:19].replace("T", " ")
     title = f"{run.path.name} · {f'{when} UTC · ' if when else ''}{kinds} power"
-    figure.suptitle(brief(title, 150), fontsize=11, x=0.01, ha="left")
+    if asked is None:  # a paper has a caption
+        figure.suptitle(brief(title, 150), fontsize=11, x=0.01, ha="left")
     return figure
 
 
@@ -204,7 +216,7 @@ def _draw_trace(
 ) -> None:  # fmt: skip
     """Power of a part in one window of time, whose axis counts from ``origin_ns`` on: least, mean and greatest of each
     column of pixels, its lines stacked, and what they are compared with."""
-    from matplotlib import colormaps
+    from matplotlib.colors import to_rgba
 
     begin_ns, end_ns = window
     scale, unit = (1e-6, "ms") if end_ns - begin_ns < 2_000_000_000 else (1e-9, "s")
@@ -225,16 +237,14 @@ def _draw_trace(
         # All lines interpolated at the readings of the one that is read most often.
         points = summed_of(good, fastest, view) if len(good) > 1 else points_of(fastest, view)
         t_ns, low, mean, high = envelope_of_many(points, count_points(fastest, view))
-        if len(good) > 1:
+        is_stacked = is_whole and len(good) > 1
+        if is_stacked:
             means = [np.interp(t_ns, at, own) for at, _, own, _ in map(of_line, good)]
-            greys = colormaps["Greys"](np.linspace(0.2, 0.7, len(good)))
             names = [brief(s.line.name) for s in good]
-            # Near by, the phases behind are what is looked at: the lines are faint, and their sum is the curve.
-            alpha, edge = (0.75, 0.3) if is_whole else (0.3, 0.0)
-            axes.stackplot(
-                x(t_ns), means, labels=names, colors=greys, alpha=alpha, ec="white", lw=edge, rasterized=True
-            )
-        if low is not high:
+            colours = [to_rgba(PALETTE[k % len(PALETTE)], 0.55) for k in range(len(good))]
+            axes.stackplot(x(t_ns), means, labels=names, colors=colours, ec="white", lw=0.3, rasterized=True)
+        # Over stacked lines, what lies between the least and the greatest would hide which is which.
+        if low is not high and not is_stacked:
             axes.fill_between(
                 x(t_ns), low, high, color="#4477AA", alpha=0.45, lw=0, label="least to greatest", rasterized=True
             )
@@ -308,12 +318,13 @@ def _outer_spans(p: Phases, in_window: NDArray[np.bool_]) -> list[tuple[int, int
 
 def _draw_breakdowns(ax: Axes, own: Sequence[Breakdown], reach_j: float) -> None:
     """A bar for each configuration of a device: its phases and the rest one behind the other, ± 95 % at the end."""
+    most_j, widest_j = 0.0, max(sum(p.energy_j or 0.0 for p in b.pieces) + b.rest_j for b in own)
     for y, b in enumerate(own):
         left, unknown = 0.0, [p.phase for p in b.pieces if p.energy_j is None]
         known = [(phase_colour(p.phase), p.energy_j, p.phase) for p in b.pieces if p.energy_j]
         for colour, joules, name in [*known, (REST, b.rest_j, b.rest_name)]:
             ax.barh(y, joules, left=left, height=0.7, color=colour, hatch=HATCHES[b.provenance], ec="white", lw=0)
-            if joules > 0.012 * (len(name) + 5) * reach_j / 1.3:
+            if joules > 0.009 * (13 / (width_asked() or 13)) * (len(name) + 5) * widest_j:
                 ax.text(
                     left + joules / 2,
                     y,
@@ -328,11 +339,22 @@ def _draw_breakdowns(ax: Axes, own: Sequence[Breakdown], reach_j: float) -> None
             text = with_u95(b.energy_j, b.u95_j, "J", is_lower_bound=b.is_lower_bound)
             ax.errorbar(b.energy_j, y + 0.43, xerr=b.u95_j, color="black", capsize=2.5, lw=1, ls="none")
         text += f"; n.r.: {brief(', '.join(unknown), 60)}" if unknown else ""
-        ax.annotate(text, (max(left, b.reach_j), y), xytext=(5, 0), textcoords="offset points", va="center", fontsize=8)
-    ax.set_yticks(range(len(own)), [brief(b.place, 50) for b in own], fontsize=8)
-    ax.set(xlim=(0, 1.3 * (reach_j or 1.0)), ylim=(len(own) - 0.4, -0.5), xlabel="energy a batch (J)")
+        ax.annotate(text, (left, y), xytext=(5, 0), textcoords="offset points", va="center", fontsize=8)
+        most_j = max(most_j, left)
+    parts = [b.place.split(", ") for b in own]
+    common = set.intersection(*map(set, parts)) if len(own) > 1 else set()
+    names = [", ".join(part for part in place if part not in common) for place in parts]
+    ax.set_yticks(range(len(own)), [brief(name, 50) for name in names], fontsize=8)
+    # Behind the longest bar there is room for its number.
+    inches = width_asked() or 13
+    reach = max(most_j / (1 - 1.2 / inches), 1.02 * reach_j) or 1.0
+    ax.set(xlim=(0, reach), ylim=(len(own) - 0.4, -0.5), xlabel="energy a batch (J); line: 95 % interval")
     device = brief(device_text(own[0].device, own[0].provenance), 120)
-    ax.set_title(f"{device}: joules of an iteration by phase; line below the end: 95 % interval", weight="bold")
+    of = f" of {', '.join(part for part in parts[0] if part in common)}" if common else ""
+    ax.set_title(
+        brief(f"{device}: an iteration" if inches < 5 else f"{device}: joules of an iteration{of}", 110),
+        weight="bold",
+    )
 
 
 # ---- data quality: the clocks, the rate, the age of the newest reading, what is missing ------------------------------

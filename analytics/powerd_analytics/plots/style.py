@@ -8,7 +8,9 @@ in the place of an interval.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import wraps
 from math import floor, log10
@@ -43,7 +45,11 @@ _T = TypeVar("_T")
 _RC: dict[Any, Any] = {
     "font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.titlelocation": "left",
     "axes.titlesize": 9.5, "hatch.linewidth": 0.6,
+    "pdf.fonttype": 42,  # TrueType, as publishers ask for; an SVG has its letters as outlines
 }  # fmt: skip
+WIDTHS_IN = {"column": 3.5, "page": 7.0}
+"""Of a column and of both columns of a journal, in inches: 89 and 178 mm."""
+_width_in: ContextVar[float | None] = ContextVar("width_in", default=None)
 Height = tuple[float | None, float | None]
 """Of a bar, with its 95 % half-width; None where either is not known."""
 
@@ -61,6 +67,22 @@ def styled(draw: Callable[_P, _T]) -> Callable[_P, _T]:
     return inside
 
 
+@contextmanager
+def printed_at(width: str | None) -> Iterator[None]:
+    """What is drawn meanwhile is as wide as one of `WIDTHS_IN`, with letters to be read at that size; else as wide as
+    it needs."""
+    token = _width_in.set(WIDTHS_IN[width] if width else None)
+    try:
+        yield
+    finally:
+        _width_in.reset(token)
+
+
+def width_asked() -> float | None:
+    """In inches, where `printed_at` asks for one."""
+    return _width_in.get()
+
+
 @styled
 def save(figure: Figure, out: Path) -> None:
     """Write a figure; the ending of ``out`` says the format (png, pdf, svg)."""
@@ -75,15 +97,22 @@ def save(figure: Figure, out: Path) -> None:
 # ---- figures and words -------------------------------------------------------------------------------------------
 
 
+_LEAST_OF_PANEL = 0.65
+"""To what share of its own size a panel is made smaller before fewer stand side by side."""
+
+
 def panels(
     count: int, size: tuple[float, float], *, rows: int = 1, most_columns: int = 3
 ) -> tuple[Figure, list[list[Axes]]]:
     """A figure for ``count`` things of ``rows`` panels each, ``size`` inches a panel: axes [count][rows]."""
     from matplotlib.figure import Figure
 
-    columns = min(count, most_columns)
+    columns, width, height = min(count, most_columns), size[0], size[1]
+    if (asked := width_asked()) is not None:
+        columns = max(1, min(columns, int(asked / (_LEAST_OF_PANEL * width))))
+        width, height = asked / columns, height * max(_LEAST_OF_PANEL, min(1.0, asked / columns / width))
     blocks = -(-count // columns)
-    figure = Figure(figsize=(size[0] * columns, size[1] * rows * blocks + 0.7), layout="constrained")
+    figure = Figure(figsize=(width * columns, height * rows * blocks + 0.7), layout="constrained")
     grid = figure.subplots(blocks * rows, columns, squeeze=False)
     axes = [[grid[(i // columns) * rows + k][i % columns] for k in range(rows)] for i in range(blocks * columns)]
     for ax in (ax for empty in axes[count:] for ax in empty):

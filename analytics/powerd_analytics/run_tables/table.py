@@ -1246,10 +1246,10 @@ def _counter_notes(run: Run, part: Part) -> list[str]:
         if not missing_s <= 0.5 * duration_s:
             notes.append(f"{name} counted for less than half of the run")
             continue
-        sure = f", {UNSURE}" if np.isnan(u95_j) else f" ± {digits(u95_j, 2)}"
+        u95, unsure = ("", f", {UNSURE}") if np.isnan(u95_j) else (f" ± {digits(u95_j, 2)}", "")
         short = f"in all but {seconds(missing_s)} of the run" if missing_s > 1e-3 * duration_s else "over the run"
         counted = digits(float(whole.energy_j[0]))
-        notes.append(f"for comparison: the counter {name} rose by {counted} J{sure} {short}")
+        notes.append(f"for comparison: the counter {name} rose by {counted}{u95} J {short}{unsure}")
     return notes
 
 
