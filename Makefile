@@ -99,6 +99,7 @@ docs:
 	@test -x build/docs-venv/bin/python || $(PYTHON) -m venv build/docs-venv
 	@build/docs-venv/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
 	build/docs-venv/bin/zensical build --clean --strict
+	build/docs-venv/bin/python docs/site.py build/site
 
 docs-renew: $(READY)
 	$(BIN)/python docs/tutorial/renew.py
