@@ -72,6 +72,8 @@ check: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	@echo "Functions with more than ten ways through (at most fifteen are allowed):"
+	@$(BIN)/ruff check --select C901 --config lint.mccabe.max-complexity=10 --exit-zero --output-format concise powerd client analytics
 
 bench: $(READY)
 	@missed=0; for script in benchmarks/bench_*.py; do \
