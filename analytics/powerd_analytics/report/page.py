@@ -226,6 +226,8 @@ def script_hash(text: str) -> str:
 # ---- bars of joules: SVG whose lengths are percent, so that it is as wide as the page without a scroll bar --------
 
 MOST_BARS = 40
+_ROOM_FROM = 60
+"""Per cent of the width from which on a bar leaves no room for its number beside it, on a telephone."""
 ROW, BAR, BELOW = 50, 22, 22
 """Heights [px] of a configuration, of its bar, and of the axis."""
 
@@ -281,7 +283,6 @@ def _svg(own: Sequence[Breakdown], highest: float) -> str:
         out.append(text("0", top - 4, place))
         has_joules = b.energy_j is not None or b.known_j > 0
         number = with_u95(whole, b.u95_j, "J", is_lower_bound=b.is_lower_bound) if has_joules else "not resolvable"
-        out.append(text("100%", top - 4, number, "end"))
         for name, colour, about, joules in _pieces(b):
             if joules <= 0:
                 continue
@@ -291,6 +292,9 @@ def _svg(own: Sequence[Breakdown], highest: float) -> str:
                        f'</title><rect fill="{colour}" {box}/>{hatch}<svg {box}>'
                        f'<text class="name" x="4" y="15">{escape(printable(name))}</text></svg></g>')  # fmt: skip
             x += joules * scale
+        # Beside its bar, where there is room for it.
+        beside = f'<g transform="translate(8)">{text(f"{x:.3f}%", top + 15, number)}</g>'
+        out.append(beside if x < _ROOM_FROM else text("100%", top - 4, number, "end"))
         if b.energy_j is not None and b.u95_j is not None:
             ends = [f"{max(b.energy_j + sign * b.u95_j, 0.0) * scale:.3f}%" for sign in (-1, 1)]
             for left, right, half in ((ends[0], ends[1], 0), (ends[0], ends[0], 3), (ends[1], ends[1], 3)):

@@ -33,6 +33,14 @@ function readOut(figure) {
   }
 }
 
+/** A name that does not fit its piece of a bar is left out: half a name is none. */
+function hideCutNames(figure) {
+  for (const name of figure.querySelectorAll("svg text.name")) {
+    const room = name.closest("g").querySelector("rect").getBoundingClientRect().width;
+    name.style.visibility = name.getComputedTextLength() + 6 > room ? "hidden" : "";
+  }
+}
+
 /** A region that is wider than the window says so, as not every system shows a scroll bar. */
 function tellOfScrolling(region) {
   const isWider = region.scrollWidth > region.clientWidth + 1;
@@ -41,6 +49,8 @@ function tellOfScrolling(region) {
 
 async function start() {
   document.querySelectorAll("figure").forEach(readOut);
+  const bars = new ResizeObserver(entries => entries.forEach(e => hideCutNames(e.target)));
+  document.querySelectorAll("figure").forEach(figure => bars.observe(figure));
   const watcher = new ResizeObserver(entries => entries.forEach(e => tellOfScrolling(e.target)));
   document.querySelectorAll(".wide").forEach(region => watcher.observe(region));
   for (const table of document.querySelectorAll("table.sorts")) {

@@ -107,17 +107,40 @@ def _sheet(name: str, title: str, rows: Sequence[Mapping[str, Cell]], note: str 
 def phases_sheet(time: Table, energy: Table) -> Table:
     """The tables of time and of energy by phase as one: they have the same rows in the same order. What was measured
     stands first, and last what belongs to no configuration, such as a warm-up."""
-    rows = [a | b for a, b in zip(time.records(), energy.records(), strict=True)]
+    rows = _without_repeats([a | b for a, b in zip(time.records(), energy.records(), strict=True)])
     rows.sort(key=lambda row: (KINDS.index(str(row["provenance"])), row["batch_size"] is None))
     columns = {c.name: c for table in (time, energy) for c in table.columns}
     if all(row["gpus"] == 1 for row in rows):
         del columns["gpus"]
-    last = ("runs", "provenance", "is_lower_bound", "note")
-    names = sorted(columns, key=lambda name: last.index(name) if name in last else -1)
+    # On a telephone the first four columns are seen: joules are one of them.
+    one_model = ("model",) if len({row["model"] for row in rows} - {None, ""}) <= 1 else ()
+    last = (*one_model, "runs", "provenance", "is_lower_bound", "note")
+    first = tuple(n for n in columns if (columns[n].is_setting or n == "phase") and n not in last)
+    order = (*first, "j_per_batch", "u95_j_per_batch", "power_w")
+    names = sorted(
+        columns, key=lambda n: order.index(n) if n in order else 100 + last.index(n) if n in last else len(order)
+    )
     every = dict.fromkeys([*time.notes, *energy.notes])
     # That of the times says all that the one of the joules does, and more.
     notes = [note for note in every if not any(other != note and other.startswith(note) for other in every)]
     return make_table("phases", "Time and energy by phase", [columns[name] for name in names], rows, notes)
+
+
+def _without_repeats(rows: Sequence[dict[str, Cell]]) -> list[dict[str, Cell]]:
+    """The rows without those of all phases where iterations say the same, or where there is one phase alone."""
+    phases: dict[tuple[Cell, ...], set[Cell]] = {}
+
+    def place(row: Mapping[str, Cell]) -> tuple[Cell, ...]:
+        return tuple(
+            row[name] for name in ("model", "device", "gpus", "batch_size", "provenance", "run") if name in row
+        )
+
+    for row in rows:
+        phases.setdefault(place(row), set()).add(row["phase"])
+    return [
+        row for row in rows
+        if row["phase"] != "all" or not ("iteration" in phases[place(row)] or len(phases[place(row)]) == 2)
+    ]  # fmt: skip
 
 
 _OF_RECORDINGS = ("run", "device", "provenance", "time_s", "energy_j", "u95_j", "power_w", "phases_j", "rest_j",
