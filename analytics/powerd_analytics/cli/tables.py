@@ -97,6 +97,9 @@ class Asked:
     ] = False
     training: shared.WholeTraining = shared.UNSTATED
     costs: shared.Costs = shared.FREE
+    co2_by_hour: Annotated[
+        Path | None, Parameter(help="CO2 of each hour by this CSV file: a time in UTC first, and g_per_kwh.")
+    ] = None
     into: Annotated[
         Path | None, Parameter(help="Also put the tables into /tables of this run file or file of tables (.h5).")
     ] = None
@@ -165,6 +168,9 @@ def tables(
     form, is_paper = printing.format, printing.paper
     if asked.table and "iterations" in asked.table:
         _print_iterations(runs, printing, asked, overwrite=overwrite)
+        return
+    if asked.co2_by_hour is not None:
+        _print_hours(runs, printing, asked, asked.co2_by_hour, overwrite=overwrite)
         return
     _refuse(f"--paper is a form of LaTeX: leave --format {form} out", is_paper and form not in ("text", "latex"))
     _refuse(
@@ -273,6 +279,30 @@ def _print_iterations(runs: Sequence[Path], printing: Printing, asked: Asked, *,
             write_rows(COLUMNS, rows, format, shared.harmless_output())
         else:
             shared.write(output, lambda path: write_rows(COLUMNS, rows, format, path), overwrite)
+
+
+def _print_hours(runs: Sequence[Path], printing: Printing, asked: Asked, hours: Path, *, overwrite: bool) -> None:
+    """Joules and CO2 of each hour of the wall clock."""
+    from powerd_analytics.frame.index import run_files
+    from powerd_analytics.output.export import write_parquet
+    from powerd_analytics.run_tables.carbon_hours import hours_table
+    from powerd_client.energies.carbon import read_hourly_intensity
+
+    form, output = printing.format, printing.output
+    _refuse(
+        "--co2-by-hour goes with the options --device, --calibration, --format and --output alone",
+        asked != Asked(co2_by_hour=hours) or any((printing.paper, printing.wide, printing.notes, printing.above_idle)),
+    )
+    _refuse(_NO_PARQUET, form == "parquet" and output is None)
+    shared.refuse_existing(output, overwrite, [*runs, hours])
+    intensity = read_hourly_intensity(hours)
+    with LateProgress() as progress:
+        opened = [shared.open_run(path, printing.calibration, progress) for path in run_files(runs)]
+        table = hours_table(opened, intensity, printing.device, progress=progress)
+    if form == "parquet" and output is not None:
+        shared.write(output, lambda partial: write_parquet(table, partial), overwrite)
+    else:
+        shared.put_out(shared.tables_text([table], form, output), output, overwrite)
 
 
 def _refuse(text: str, is_wrong: bool) -> None:
@@ -677,6 +707,7 @@ def pick(
     co2_g_per_kwh: shared.Co2 = None,
     price_per_kwh: shared.Price = None,
     currency: shared.Currency = None,
+    country: shared.Country = None,
     format: Annotated[
         Literal["text", "csv"] | None, Parameter(help="How to print it; csv unless it goes to a terminal.")
     ] = None,
@@ -720,7 +751,7 @@ def pick(
         max_power_w=max_power,
         within=within,
         of=of,
-        factors=Factors(co2_g_per_kwh=co2_g_per_kwh, price_per_kwh=price_per_kwh, currency=currency),
+        factors=Factors(co2_g_per_kwh=co2_g_per_kwh, price_per_kwh=price_per_kwh, currency=currency, country=country),
     )
     is_money = any(asked.name == "money" for asked in request.metrics)
     _refuse("--metric money needs --price-per-kwh: give that too", is_money and price_per_kwh is None)

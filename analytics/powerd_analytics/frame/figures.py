@@ -293,6 +293,7 @@ _DERIVED = {
         Column("s_per_training", "number", "s", heading="s/training"),
         Column("j_per_training", "number", "J", heading="J/training", sign="≥"),
         Column("co2_g", "number", "g", heading="g CO2e", sign="≥"),
+        Column("co2_source", meaning="the grams of a kWh, and where they are from", is_hidden=True),
         Column("cost", "number", heading="cost", sign="≥"),
         Column("u95_s_per_batch", "number", "s", heading="± U95 s", is_uncertainty=True),
         Column("u95_j_per_batch", "number", "J", heading="± U95 J", is_uncertainty=True),

@@ -160,7 +160,7 @@ def carbon_intensity(country: str) -> Intensity:
 @cache
 def _intensities() -> dict[str, Intensity]:
     """By code and name, in lower case."""
-    known = {}
+    known: dict[str, Intensity] = {}
     for line in _TABLE.strip().splitlines():
         alpha3, alpha2, g_per_kwh, year, name = line.split(maxsplit=4)
         intensity = Intensity(alpha3, name, float(g_per_kwh), int(year), SOURCE)
