@@ -3,6 +3,7 @@
 import csv
 import io
 
+import h5py
 import numpy as np
 import pytest
 from command import joules
@@ -10,6 +11,10 @@ from make_campaign import one_run, with_attributes
 from make_run import MS, LineSpec, PhaseSpec, make_run, training
 
 from powerd_analytics.frame.figures import rows_of, run_frame
+from powerd_analytics.runs.phases import read_phases
+from powerd_client.runs.build import _write_phases
+from powerd_client.signals.pairing import Kinds, PhaseSpans, take_counts
+from powerd_core.marks import Mark
 
 
 def run(path, tokens):
@@ -47,6 +52,20 @@ def test_lengths_of_a_sample_part_cells_and_tables_have_joules_a_token_with_u95(
     rows = list(csv.DictReader(io.StringIO(out)))
     assert len(rows) == 2
     assert all(float(row["u95_j_per_token"]) >= 0 for row in rows if row["u95_j_per_token"])
+
+
+def test_a_run_file_keeps_the_tokens_of_each_phase(tmp_path):
+    spans, kinds = PhaseSpans(), Kinds()
+    for number, tokens in enumerate((600, 4, 3, None)):
+        own = {} if tokens is None else {"tokens": tokens}
+        kind = kinds.number({"name": "decode", "attributes": own, "timing": "host"})
+        spans.begin(Mark(kind, True, 1, 10 * number + 1), kind, -1, 0, 0)
+    take_counts(spans, kinds)
+    with h5py.File(tmp_path / "p.h5", "w") as file:
+        _write_phases(file, spans, kinds.entries)
+        phases = read_phases(file["phases"])
+    assert phases.tokens.tolist() == [600, 4, 3, 0]
+    assert len({kind.name for kind in phases.classes}) == len(phases.classes) == 1
 
 
 def generation(path):

@@ -161,6 +161,13 @@ def test_a_copy_is_not_watched_and_a_model_is_called_by_its_class(meter):
     assert {dict(own)[MODEL_BY_CLASS] for name, own in meter.tape.kinds if name} == {"Generator-2"}
 
 
+def test_a_compiled_model_is_the_one_inside_it(meter):
+    model = Generator()
+    watch_generate(torch.compile(model, backend="eager"), meter)
+    model.generate(IDS)
+    assert steps(meter) == "prefill:2=6 decode:2=2 decode:2=2"
+
+
 def test_inputs_that_nobody_understands_stop_no_generation(meter, capsys):
     model = Generator()
     model.prepare_inputs_for_generation = lambda input_ids, attention_mask=None, cache=None: {"what": input_ids}

@@ -38,6 +38,7 @@ def watch_generate(model: Any, meter: Meter, /, **attributes: Attribute) -> Gene
     Steps that check several proposed tokens say none. Raises `ConfigError` for what cannot generate, and nothing into
     ``generate``.
     """
+    model = getattr(model, "_orig_mod", model)  # what `torch.compile` wraps
     owners = [owner for owner in type(model).__mro__ if "generate" in vars(owner)]
     if not owners or not hasattr(model, _PREPARE):
         raise ConfigError(f"watch_generate() wants a model of Hugging Face that generates, not {type(model).__name__}")
