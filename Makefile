@@ -9,6 +9,7 @@
 #   make fuzz    every place where bytes come in, under atheris, MINUTES=10
 #   make board-vm  the board's side on a Debian that boots under QEMU (as root; needs mmdebstrap and qemu-system); ARCH=arm64
 #   make cluster  twelve jobs on a real Slurm, and a real Prometheus (as root; needs slurm-wlm, munge, prometheus)
+#   make deb     the board's part as a Debian package in dist (needs dpkg-deb)
 #   make docs    the documentation as a site in build/site; ends with an error where a link leads nowhere
 #   make docs-renew  run what the pages show, and write what is printed into them
 #
@@ -32,7 +33,7 @@ MICROPYTHON_DIR := $(VENV)/micropython
 MICROPYTHON_READY := $(MICROPYTHON_DIR)/.ready-$(MICROPYTHON_VERSION)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-rest check bench soak fuzz board-vm cluster docs docs-renew format clean
+.PHONY: help demo test test-all test-rest check bench soak fuzz board-vm cluster deb docs docs-renew format clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -95,6 +96,9 @@ board-vm: $(READY)
 cluster: $(READY)
 	@$(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) --editable '.[slurm,accounting,export]'
 	$(BIN)/python tests/cluster/run.py build/cluster
+
+deb:
+	$(PYTHON) powerd/deploy/debian/build_deb.py dist
 
 # An environment of its own too: the site needs neither torch nor what the tests need.
 docs:

@@ -166,7 +166,8 @@ class Meter:
         """A phase called ``name``, for ``with`` or as a decorator.
 
         Attributes (``batch_size=64``, ``model="resnet34"``, ``operations_per_sample=3.6e9``) hold for everything inside
-        the phase too; tables group by them.
+        the phase too; tables group by them. ``tokens=4096`` says how many the phase works through: it may be another
+        number each time, and tables tell the joules of one.
         """
         key: str | tuple[str, str] = (name, repr(attributes)) if attributes else name
         phase = self._phases.get(key)
@@ -245,6 +246,7 @@ class Meter:
         layers: bool = False,
         loader: Iterable[Any] | None = None,
         communication: bool | None = None,
+        tokens: int | Callable[..., int] | None = None,
         **attributes: Attribute,
     ) -> Watch:
         """Mark ``forward`` (or ``evaluation``), ``backward`` and each optimizer's ``update`` from now on, by PyTorch's
@@ -255,6 +257,7 @@ class Meter:
         ``loader``         mark the waits for its batches as ``data``: iterate over the returned watch's ``loader``
         ``communication``  mark what DDP reduces while backward goes on, by a communication hook, which slows GPUs that
                            wait for the host; None: on processors alone, and on GPUs what DDP's own timers say
+        ``tokens``         of a pass: a number, or a function that is called with the input of each and counts them
         ``attributes``     of all these phases. Passes of another size than ``batch_size`` count the samples that their
                            input has. ``backward``, which knows no model, has those of the models that ran forward
                            before it
@@ -264,6 +267,9 @@ class Meter:
         """
         from powerd_client.training.torch_hooks import watch
 
+        if tokens is not None and not isinstance(tokens, int) and not callable(tokens):
+            raise ConfigError(f"watch() wants tokens as a number or a function, not {type(tokens).__name__}")
+        counts = (lambda *_, **__: tokens) if isinstance(tokens, int) else tokens
         return watch(
             self._marks_of_torch(),
             model,
@@ -272,6 +278,7 @@ class Meter:
             loader=None if loader is None else self.data(loader, **attributes),
             communication=communication,
             attributes=attributes,
+            tokens=counts,
         )
 
     def _marks_of_torch(self) -> TorchMarks | None:

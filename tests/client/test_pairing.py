@@ -14,8 +14,8 @@ from powerd_client.signals.pairing import (
     add_iterations,
     name_models,
     pair_marks,
-    spread_samples,
-    take_samples,
+    spread_counts,
+    take_counts,
 )
 from powerd_core.marks import Mark
 
@@ -274,11 +274,11 @@ def sized(phases):
         kind = kinds.number({"name": name, "attributes": own, "timing": "host"})
         spans.begin(Mark(kind, True, 1, 10 * number + 1), kind, parent, 0, 0)
         spans.end_ns[-1], spans.cut[-1] = 10 * number + 5, 0
-    take_samples(spans, kinds)
+    take_counts(spans, kinds)
     for kind in spans.kind:
         assert SAMPLES not in kinds.entries[kind]["attributes"]
     add_iterations(spans, kinds)
-    spread_samples(spans, kinds)
+    spread_counts(spans, kinds)
     return [(kinds.entries[kind]["name"], n) for kind, n in zip(spans.kind, spans.samples, strict=True)]
 
 
@@ -303,9 +303,43 @@ def test_a_step_of_ones_own_has_the_samples_of_its_first_pass_unless_it_states_a
     assert [n for name, n in epoch if name == "update"] == [16, 0]
 
 
+def counted(phases):
+    """The tokens of each phase: name, tokens that it states, parent, in the order of time."""
+    spans, kinds = PhaseSpans(), Kinds()
+    for number, (name, tokens, parent) in enumerate(phases):
+        own = {} if tokens is None else {"tokens": tokens}
+        kind = kinds.number({"name": name, "attributes": own, "timing": "host"})
+        spans.begin(Mark(kind, True, 1, 10 * number + 1), kind, parent, 0, 0)
+        spans.end_ns[-1], spans.cut[-1] = 10 * number + 5, 0
+    take_counts(spans, kinds)
+    assert all("tokens" not in kinds.entries[kind]["attributes"] for kind in spans.kind)
+    add_iterations(spans, kinds)
+    spread_counts(spans, kinds)
+    return [(kinds.entries[kind]["name"], n) for kind, n in zip(spans.kind, spans.tokens, strict=True)]
+
+
+def test_phases_have_the_tokens_that_they_state():
+    assert counted([("prefill", 600, -1), ("decode", 4, -1), ("decode", 3, -1), ("other", None, -1)]) == [
+        ("prefill", 600), ("decode", 4), ("decode", 3), ("other", 0),
+    ]  # fmt: skip
+
+
+def test_a_step_has_the_tokens_of_its_passes_and_its_parts_those_of_the_one():
+    whole = [("iteration", 512), ("forward", 512), ("backward", 512), ("update", 512)]
+    assert counted([("forward", 512, -1), ("backward", 512, -1), ("update", None, -1), ("evaluation", None, -1)]) == [
+        *whole, ("evaluation", 0),
+    ]  # fmt: skip
+    by_hand = [("iteration", 512, -1), ("forward", None, 0), ("backward", None, 0), ("update", None, 0)]
+    assert counted(by_hand) == whole
+    two = [("train_step", None, -1), ("forward", 300, 0), ("forward", 200, 0), ("backward", None, 0)]
+    assert counted(two) == [("train_step", 500), ("forward", 300), ("forward", 200), ("backward", 0)]
+    unknown = [("train_step", None, -1), ("forward", 300, 0), ("forward", None, 0), ("evaluation", 9, 0)]
+    assert counted(unknown) == [("train_step", 0), ("forward", 300), ("forward", 0), ("evaluation", 9)]
+
+
 def test_an_attribute_of_that_name_that_counts_nothing_is_an_attribute():
     spans, kinds = PhaseSpans(), Kinds()
     for value in ("many", True, 0, -3, 2.5):
         kinds.number({"name": "forward", "attributes": {SAMPLES: value}, "timing": "host"})
-    take_samples(spans, kinds)
+    take_counts(spans, kinds)
     assert spans.samples == []

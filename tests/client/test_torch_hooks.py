@@ -626,6 +626,40 @@ def sized(meter):
     return " ".join(texts)
 
 
+def tokens_of(meter):
+    """The tokens that each pass says, by its name."""
+    names = {number: key for key, number in meter.tape.kinds.items()}
+    begun = [names[mark.kind] for mark in meter.tape.marks if mark.is_begin]
+    return [(name, own["tokens"]) for name, attributes in begun if "tokens" in (own := dict(attributes))]
+
+
+def test_tokens_of_a_pass_are_counted_by_a_function_of_its_input(meter):
+    model = network()
+    optimizer = sgd(model)
+    meter.watch(model, optimizer, batch_size=4, tokens=lambda x: x.numel())
+    for n in (4, 2):
+        model(torch.randn(n, 3)).sum().backward()
+        optimizer.step()
+    with torch.no_grad():
+        model(torch.randn(7, 3))
+    assert tokens_of(meter) == [("forward", 12), ("backward", 12), ("forward", 6), ("backward", 6), ("evaluation", 21)]
+    assert sized(meter) == "forward:4 backward:4 update:4 forward:4=2 backward:4=2 update:4 evaluation:7"
+
+
+def test_tokens_may_be_a_number_and_a_count_that_fails_is_said_once(meter, capsys):
+    model = network()
+    meter.watch(model, tokens=512)
+    model(X)
+    assert tokens_of(meter) == [("forward", 512)]
+    meter.watch(model, tokens=lambda x: x.no_such)
+    model(X)
+    model(X)
+    assert tokens_of(meter) == [("forward", 512)]
+    assert sum("tokens are not counted any more" in note for note in meter.tape.notes) == 1
+    with pytest.raises(ConfigError, match="tokens as a number or a function"):
+        meter.watch(model, tokens="many")
+
+
 def test_passes_of_another_size_say_how_many_samples_they_have(meter):
     model = network()
     optimizer = sgd(model)

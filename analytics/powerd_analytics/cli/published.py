@@ -126,6 +126,7 @@ def pick(
     co2_g_per_kwh: shared.Co2 = None,
     price_per_kwh: shared.Price = None,
     currency: shared.Currency = None,
+    country: shared.Country = None,
     format: shared.Format = None,
     output: shared.Output = None,
     overwrite: shared.Overwrite = False,
@@ -169,7 +170,7 @@ def pick(
         max_power_w=max_power,
         within=within,
         of=of,
-        factors=Factors(co2_g_per_kwh=co2_g_per_kwh, price_per_kwh=price_per_kwh, currency=currency),
+        factors=Factors(co2_g_per_kwh=co2_g_per_kwh, price_per_kwh=price_per_kwh, currency=currency, country=country),
     )
     if price_per_kwh is None and any(asked.name == "money" for asked in request.metrics):
         raise ConfigError("--metric money needs --price-per-kwh: give that too")

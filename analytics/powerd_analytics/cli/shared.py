@@ -58,6 +58,10 @@ Width = Annotated[
 TextOrJson = Annotated[Literal["text", "json"], Parameter(help="How to print it.")]
 Keys = Annotated[Path | None, Parameter(help="Directory of keys; $POWERD_KEYS, else ~/.config/powerd without it.")]
 Co2 = Annotated[float | None, Parameter(help="Grams of CO2 equivalent of a kWh: adds their columns to totals.")]
+Country = Annotated[
+    str | None,
+    Parameter(help="In place of that: a country whose yearly mean a table has, as DEU, or world."),
+]
 Price = Annotated[float | None, Parameter(help="Price of a kWh: adds what totals cost.")]
 Currency = Annotated[str | None, Parameter(help="Of the price, in three letters: EUR.")]
 _OfFactor = Annotated[float | None, Parameter(help="Standard uncertainty of that.")]
@@ -91,6 +95,7 @@ class Costs:
     price_per_gpu_hour: Annotated[
         float | None, Parameter(help="What a GPU costs an hour beside its energy, in the same currency.")
     ] = None
+    country: Country = None
 
     def factors(self) -> Factors:
         from powerd_analytics.frame.costs import Factors
@@ -102,6 +107,7 @@ class Costs:
             self.u_price_per_kwh,
             self.currency,
             self.price_per_gpu_hour,
+            self.country,
         )
 
 

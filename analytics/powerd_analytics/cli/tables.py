@@ -136,6 +136,9 @@ class Asked:
     training: shared.WholeTraining = shared.UNSTATED
     costs: shared.Costs = shared.FREE
     counts: LayerCounts = UNCOUNTED
+    co2_by_hour: Annotated[
+        Path | None, Parameter(help="CO2 of each hour by this CSV file: a time in UTC first, and g_per_kwh.")
+    ] = None
     into: Annotated[
         Path | None, Parameter(help="Also put the tables into /tables of this run file or file of tables (.h5).")
     ] = None
@@ -212,6 +215,9 @@ def tables(
         _refuse(f"--table {alone[0]} is made by itself: leave the other tables out", len(asked.table or ()) > 1)
         _check_of_one_run(alone[0], runs, printing, asked)
         _OF_ONE_RUN[alone[0]](runs[0], printing, asked, form, overwrite=overwrite)
+        return
+    if asked.co2_by_hour is not None:
+        _print_hours(runs, printing, asked, asked.co2_by_hour, form, overwrite=overwrite)
         return
     _refuse(f"--paper is a form of LaTeX: leave --format {form} out", is_paper and form != "latex")
     _refuse("--operations, --input and --batch are for --table layers: choose that", asked.counts != UNCOUNTED)
@@ -415,6 +421,26 @@ def _with_notes(tables: Sequence[Table], notes: Sequence[str], form: str) -> lis
 
 
 _OF_ONE_RUN = {"iterations": _print_iterations, "layers": _print_layers, "uncertainty": _print_uncertainty}
+
+
+def _print_hours(
+    runs: Sequence[Path], printing: Printing, asked: Asked, hours: Path, form: shared.TableFormat, *, overwrite: bool
+) -> None:
+    """Joules and CO2 of each hour of the wall clock."""
+    from powerd_analytics.frame.index import run_files
+    from powerd_analytics.run_tables.carbon_hours import hours_table
+    from powerd_client.energies.carbon import read_hourly_intensity
+
+    _refuse(
+        "--co2-by-hour goes with the options --device, --calibration, --format and --output alone",
+        asked != Asked(co2_by_hour=hours) or any((printing.paper, printing.wide, printing.notes, printing.above_idle)),
+    )
+    shared.check_output(printing.output, form, overwrite, [*runs, hours])
+    intensity = read_hourly_intensity(hours)
+    with LateProgress() as progress:
+        opened = [shared.open_run(path, printing.calibration, progress) for path in run_files(runs)]
+        table = hours_table(opened, intensity, printing.device, progress=progress)
+    shared.put_tables([table], form, printing.output, overwrite)
 
 
 def _refuse(text: str, is_wrong: bool) -> None:

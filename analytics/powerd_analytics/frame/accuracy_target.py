@@ -45,9 +45,9 @@ from powerd_core.text import printable
 # -- seconds and joules up to a target ---------------------------------------------------------------------------------
 
 _OF_ALL = (
-    "iterations", "s_per_batch", "u_s_per_batch", "samples_per_batch", "samples_per_s", "batches_per_optimizer_step",
-    "energy_j", "u_statistical_j", "u_systematic_j", "rectangle_j", "time_s", "rest_j", "gflops_per_w",
-    "u_statistical_gflops_per_w", "u_systematic_gflops_per_w", "gflops_per_w_executed", "gflops_basis",
+    "iterations", "s_per_batch", "u_s_per_batch", "samples_per_batch", "samples_per_s", "tokens_per_batch",
+    "batches_per_optimizer_step", "energy_j", "u_statistical_j", "u_systematic_j", "rectangle_j", "time_s", "rest_j",
+    "gflops_per_w", "u_statistical_gflops_per_w", "u_systematic_gflops_per_w", "gflops_per_w_executed", "gflops_basis",
 )  # fmt: skip
 """Columns of a total that say nothing of the stretch up to a target, before that is worked out."""
 

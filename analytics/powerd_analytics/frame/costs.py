@@ -14,6 +14,7 @@ from powerd_analytics.energy.metrics import co2_g, money
 from powerd_analytics.energy.uncertainty import COVERAGE_FACTOR
 from powerd_analytics.frame.figure import NODES, Record, figure_of, number_of
 from powerd_analytics.frame.figures import Frame, rows_of
+from powerd_client.energies.carbon import carbon_intensity
 from powerd_core.errors import ConfigError
 from powerd_core.text import printable
 
@@ -22,7 +23,20 @@ MOST = 1e12
 
 S_PER_HOUR = 3600.0
 CO2 = "co2_g"
-"""Column of CO2 equivalents; that of money has the currency in its name: ``cost_eur``, or ``cost``."""
+CO2_SOURCE = "co2_source"
+"""Columns of CO2 equivalents, and of where their factor is from; that of money has the currency in its name:
+``cost_eur``, or ``cost``."""
+
+_NEEDS = {
+    "u_co2_g_per_kwh": ("co2_g_per_kwh", "country"),
+    "u_price_per_kwh": ("price_per_kwh",),
+    "currency": ("price_per_kwh", "price_per_gpu_hour"),
+}
+"""Factors that say nothing without one of others."""
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,22 +52,31 @@ class Factors:
     """The three letters of ISO 4217."""
     price_per_gpu_hour: float | None = None
     """Of the hardware: what a GPU costs, or its rent, without its energy."""
+    country: str | None = None
+    """Whose yearly mean stands for ``co2_g_per_kwh`` (`carbon_intensity`)."""
 
     def __post_init__(self) -> None:
-        options = {name: f"--{name.replace('_', '-')}" for name in self.__slots__}
-        for name, option in options.items():
+        if self.country is not None:
+            carbon_intensity(self.country)  # says what is wrong with it
+            if self.co2_g_per_kwh is not None:
+                raise ConfigError("--country says how much a kWh emits: leave --co2-g-per-kwh out")
+        for name in self.__slots__:
             value = getattr(self, name)
-            if name != "currency" and value is not None and not (isfinite(value) and 0 <= value < MOST):
-                raise ConfigError(f"{option} {value:g}: it must be 0 or more, and less than {MOST:g}")
-            of = "price_per_kwh" if name == "currency" else name.removeprefix("u_")
-            is_priced = name == "currency" and self.price_per_gpu_hour is not None
-            if value is not None and getattr(self, of) is None and not is_priced:
-                raise ConfigError(f"{option} is of {options[of]}: give that too")
+            if isinstance(value, float | int) and not (isfinite(value) and 0 <= value < MOST):
+                raise ConfigError(f"{_option(name)} {value:g}: it must be 0 or more, and less than {MOST:g}")
+            needed = _NEEDS.get(name, ())
+            if value is not None and needed and all(getattr(self, other) is None for other in needed):
+                raise ConfigError(f"{_option(name)} is of {_option(needed[0])}: give that too")
         if (text := self.currency) is not None and not (len(text) == 3 and text.isascii() and text.isalpha()):
             raise ConfigError(f"--currency {printable(text, limit=40)}: write its three letters, as in EUR")
 
     def __bool__(self) -> bool:
-        return self.co2_g_per_kwh is not None or self.has_price
+        return self.g_per_kwh is not None or self.has_price
+
+    @property
+    def g_per_kwh(self) -> float | None:
+        """Grams of CO2 equivalent of a kilowatt-hour, stated or of the country."""
+        return self.co2_g_per_kwh if self.country is None else carbon_intensity(self.country).g_per_kwh
 
     @property
     def has_price(self) -> bool:
@@ -65,23 +88,36 @@ class Factors:
         return f"cost_{self.currency.lower()}" if self.currency else "cost"
 
     @property
-    def columns(self) -> list[str]:
-        """The columns that `with_factors` adds."""
+    def figures(self) -> list[str]:
+        """The names of the figures: each is followed by its U95."""
         return list(self.of(0.0, None, 0.0))
+
+    @property
+    def texts(self) -> dict[str, str]:
+        """The same of every row: where the grams of a kilowatt-hour are from."""
+        if self.country is not None:
+            u = "" if self.u_co2_g_per_kwh is None else f", u = {self.u_co2_g_per_kwh:g} as stated"
+            return {CO2_SOURCE: f"{carbon_intensity(self.country)}{u}"}
+        if self.co2_g_per_kwh is not None:
+            return {CO2_SOURCE: f"{_stated(self.co2_g_per_kwh, self.u_co2_g_per_kwh)} g/kWh, as stated"}
+        return {}
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns that `with_costs` adds."""
+        return [*self.figures, *self.texts]
 
     @property
     def stated(self) -> str:
         """The factors in words; empty where there is none."""
         per = f"{self.currency.upper()}/kWh" if self.currency else "a kWh"
-        factors = []
-        if self.co2_g_per_kwh is not None:
-            factors.append(f"CO2 equivalents at {_stated(self.co2_g_per_kwh, self.u_co2_g_per_kwh)} g/kWh")
+        factors = [f"CO2 equivalents at {source}" for source in self.texts.values()]
         if self.price_per_kwh is not None:
-            factors.append(f"cost at {_stated(self.price_per_kwh, self.u_price_per_kwh)} {per}")
+            factors.append(f"cost at {_stated(self.price_per_kwh, self.u_price_per_kwh)} {per}, as stated")
         if self.price_per_gpu_hour is not None:
             money = f" {self.currency.upper()}" if self.currency else ""
-            factors.append(f"{self.price_per_gpu_hour:g}{money} for an hour of a GPU, in the rows of GPUs")
-        return f"{', '.join(factors)}, as stated" if factors else ""
+            factors.append(f"{self.price_per_gpu_hour:g}{money} for an hour of a GPU, as stated, in the rows of GPUs")
+        return ", ".join(factors)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -92,8 +128,8 @@ class Factors:
         """The columns of an energy, and of so many seconds of GPUs, added up over these; without an interval where its
         own is not known."""
         columns: dict[str, float | None] = {}
-        if self.co2_g_per_kwh is not None:
-            columns |= _product(CO2, energy_j, u95_j, self.co2_g_per_kwh, self.u_co2_g_per_kwh, co2_g)
+        if (g_per_kwh := self.g_per_kwh) is not None:
+            columns |= _product(CO2, energy_j, u95_j, g_per_kwh, self.u_co2_g_per_kwh, co2_g)
         if self.has_price:
             price = self.price_per_kwh or 0.0
             columns |= _product(self.cost, energy_j, u95_j, price, self.u_price_per_kwh, money)
@@ -119,9 +155,9 @@ def with_costs(frame: Frame, factors: Factors) -> Frame:
     if not factors:
         return frame
     frame, columns = frame.copy(), [_of_row(r, factors) for r in rows_of(frame)]
-    for name in factors.columns:
+    for name in factors.figures:
         frame[name] = pd.Series([own.get(name) for own in columns], frame.index, "float64")
-    return frame
+    return frame.assign(**factors.texts)
 
 
 def _of_row(row: Record, factors: Factors) -> dict[str, float | None]:

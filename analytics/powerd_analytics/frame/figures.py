@@ -235,10 +235,12 @@ _COLUMNS = (
             meaning="one over that"),
     _Column("tokens_per_sample", "number", "1", repeats="mean", parts="mean of all",
             meaning="attribute of the phases: tokens of one sample"),
+    _Column("tokens_per_batch", "number", "1", repeats="mean",
+            meaning="mean tokens of one phase or iteration"),
     _Column("tokens_per_s", "number", "1/s", repeats="again", parts="again", heading="tokens/s",
-            meaning="samples_per_s x tokens_per_sample"),
+            meaning="tokens over seconds"),
     _Column("j_per_token", "number", "J", repeats="again", parts="again", heading="J/token", sign="≥",
-            meaning="j_per_sample / tokens_per_sample"),
+            meaning="j_per_batch over tokens_per_batch, or j_per_sample over tokens_per_sample"),
     _Column("tokens_per_j", "number", "1/J", repeats="again", parts="again", heading="tokens/J", sign="≤",
             meaning="one over that"),
     _Column("s_per_sample", "number", "s", repeats="again", parts="again", heading="s/sample",
@@ -294,6 +296,7 @@ _DERIVED = {
         Column("s_per_training", "number", "s", heading="s/training"),
         Column("j_per_training", "number", "J", heading="J/training", sign="≥"),
         Column("co2_g", "number", "g", heading="g CO2e", sign="≥"),
+        Column("co2_source", meaning="the grams of a kWh, and where they are from", is_hidden=True),
         Column("cost", "number", heading="cost", sign="≥"),
         Column("u95_s_per_batch", "number", "s", heading="± U95 s", is_uncertainty=True),
         Column("u95_j_per_batch", "number", "J", heading="± U95 J", is_uncertainty=True),
@@ -566,10 +569,7 @@ def worked_out(frame: Frame) -> Frame:
     j, s = floats(frame, "j_per_sample"), floats(frame, "s_per_sample")
     frame["edp_per_sample_js"] = j * s
     frame["samples_per_j"] = np.divide(1.0, j, where=j > 0, out=np.full(len(frame), np.nan))
-    tokens = floats(frame, "tokens_per_sample")
-    frame["tokens_per_s"] = floats(frame, "samples_per_s") * tokens
-    frame["j_per_token"] = np.divide(j, tokens, where=tokens > 0, out=np.full(len(frame), np.nan))
-    frame["tokens_per_j"] = frame["samples_per_j"] * tokens
+    _work_out_tokens(frame, ranks=np.where(has_samples, samples / batch, 1.0))
     parts = [floats(frame, f"u_{part}_j") for part in ("statistical", "systematic")]
     is_unknown = np.isnan(parts[0]) & np.isnan(parts[1])
     freedom = np.nan_to_num(floats(frame, "degrees_of_freedom"), nan=np.inf)
@@ -583,6 +583,21 @@ def worked_out(frame: Frame) -> Frame:
     of_executed = np.where(np.isnan(of_executed), floats(frame, "gflops_per_w_executed"), of_executed)
     frame["gflops_per_w_executed"] = np.where(is_total, of_executed, np.nan)
     return frame
+
+
+def _work_out_tokens(frame: Frame, ranks: Values) -> None:
+    """Figures of a token: of those that phases say, else of ``tokens_per_sample``. ``ranks`` [rows] are added up."""
+    of_sample, of_batch = floats(frame, "tokens_per_sample"), floats(frame, "tokens_per_batch") * ranks
+    j, s = floats(frame, "j_per_batch"), floats(frame, "s_per_batch")
+    with np.errstate(divide="ignore", invalid="ignore"):
+        figures = {
+            "tokens_per_s": (of_batch / s, floats(frame, "samples_per_s") * of_sample),
+            "j_per_token": (j / of_batch, floats(frame, "j_per_sample") / of_sample),
+            "tokens_per_j": (of_batch / j, floats(frame, "samples_per_j") * of_sample),
+        }
+    for name, (said, by_sample) in figures.items():
+        value = np.where(of_batch > 0, said, by_sample)
+        frame[name] = np.where(np.isfinite(value), value, np.nan)
 
 
 def with_eds(frame: Frame, *, of_runs: bool = False) -> Frame:
@@ -989,7 +1004,8 @@ def _stated(attributes: Mapping[str, Any], setting: Enforced | None = None) -> d
 
 _SAME_NAMES = (
     "phase", "timing", "method", "iterations", "n", "s_per_batch", "j_per_batch", "u_statistical_j", "u_systematic_j",
-    "rectangle_j", "samples_per_batch", "samples_per_s", "time_s", "energy_j", "phases_j", "rest_j", "rest_u95_j",
+    "rectangle_j", "samples_per_batch", "samples_per_s", "tokens_per_batch", "time_s", "energy_j", "phases_j",
+    "rest_j", "rest_u95_j",
     "missing_s", "off_by_j", "ranks_counted", "is_lower_bound", "provenance", "sd_s", "sd_j", "is_iteration",
     "batches_per_optimizer_step",
 )  # fmt: skip

@@ -131,7 +131,7 @@ def _row(record: dict[str, Any], factors: Factors) -> dict[str, Any]:
     }
     if energy_j is not None:
         u95_j = NORMAL * float((record["u_shared_j"] ** 2 + record["u_random_j2"]) ** 0.5)
-        figures |= {"u95_j": u95_j, "energy_wh": energy_j / 3600, **factors.of(energy_j, u95_j)}
+        figures |= {"u95_j": u95_j, "energy_wh": energy_j / 3600, **factors.of(energy_j, u95_j), **factors.texts}
     return record | figures
 
 

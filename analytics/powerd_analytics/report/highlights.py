@@ -71,7 +71,7 @@ def tiles(frame: Frame, factors: Factors) -> list[Tiles]:
         if u95 is not None and joules > 0:
             tiles.append((f"± {digits(100 * u95 / joules, 2)}", "%", "95 % interval"))
         costs = factors.of(joules, u95, sum(gpus_in(r) * (number_of(r, "time_s") or 0.0) for r in known))
-        for name in factors.columns[::2]:
+        for name in factors.figures[::2]:
             u95_cost, unit = costs[f"u95_{name}"], (factors.currency or "").upper() or "of money"
             sure = f"± {digits(u95_cost, 2)}" if u95_cost is not None else ""
             tiles.append((least + digits(costs[name], 3), "g CO2e" if name == CO2 else unit, sure))

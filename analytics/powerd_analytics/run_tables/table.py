@@ -137,6 +137,8 @@ class PhaseRow:
     note: str
     samples_per_batch: float | None = None
     """The mean number of samples of one phase, where some had another size than ``batch_size``."""
+    tokens_per_batch: float | None = None
+    """The mean number of tokens of one phase."""
     sd_s: float | None = None
     sd_j: float | None = None
     """Spread of the single phases: their standard deviation, noise of the sensor included. It is no uncertainty of the
@@ -206,6 +208,8 @@ class TotalRow:
     never stepped: there is no figure of one batch."""
     samples_per_batch: float | None = None
     """The mean number of samples of one iteration, where some had another size than ``batch_size``."""
+    tokens_per_batch: float | None = None
+    """The mean number of tokens of one iteration."""
     rectangle_j: float = 0.0
     """The one rectangle that the limits within ``u_systematic_j`` amount to."""
     off_by_j: float = 0.0
@@ -758,6 +762,7 @@ def _phase_row(seen: _Seen, label: int, name: str, ranks: int) -> PhaseRow:
         power_w=mean.energy_j / s_mean if mean and s_mean else None,
         samples_per_s=batch / s_mean if batch and s_mean else None,
         samples_per_batch=None if batch == stated else batch,
+        tokens_per_batch=_tokens(p, [label], batch, kind),
         missing_s=float(columns.missing_s[ended].sum()),
         off_by_j=float(columns.off_by_j[used].mean()) / ranks if used.any() else 0.0,
         sd_s=_spread(columns.duration_s[ended]),
@@ -922,6 +927,7 @@ def _total_row(seen: _Seen, labels: Sequence[int], rows: Mapping[int, PhaseRow])
         edp_js=edp_js(total.energy_j, time_s) if total else None,
         samples_per_s=iterations * batch / time_s if batch and iterations and time_s > 0 else None,
         samples_per_batch=None if batch == stated else batch,
+        tokens_per_batch=None if mixed else _tokens(p, _own_iterations(seen.run, labels), batch, kind),
         gflops_per_w_paper=None,
         gflops_per_w_executed=None,
         gflops_basis="",
@@ -937,8 +943,17 @@ def _total_row(seen: _Seen, labels: Sequence[int], rows: Mapping[int, PhaseRow])
 
 
 def _samples_of_iterations(run: Run, labels: Sequence[int], stated: float | None) -> float | None:
-    own = [i for i in iteration_labels(run, family_of(run, labels)) if i in labels]
-    return run.phases.samples_of(own, stated)
+    return run.phases.samples_of(_own_iterations(run, labels), stated)
+
+
+def _tokens(p: Phases, labels: Sequence[int], batch: float | None, kind: PhaseClass) -> float | None:
+    """Those that the phases say, else so many of each sample as they state."""
+    of_sample = number({**dict(kind.group), **kind.attributes}, "tokens_per_sample")
+    return p.tokens_of(labels) or (batch * of_sample if batch and of_sample else None)
+
+
+def _own_iterations(run: Run, labels: Sequence[int]) -> list[int]:
+    return [i for i in iteration_labels(run, family_of(run, labels)) if i in labels]
 
 
 ACCUMULATED = 1.5

@@ -51,6 +51,7 @@ _BATCH = "batch_size"
 _COLUMNS = ("batch", "phase", "n", "s/batch", "J/batch ± U95", "share", "", "samples/s")
 _COLUMNS_OF_ANY = ("batch", "phase", "n", "s each", "J each ± U95", "share", "", "samples/s")
 """Of a run that has no batches, such as a program that is recorded as a whole."""
+_PER_TOKEN = "J/token"
 _RIGHT = (True, False, True, False, False, True, False, True)
 
 
@@ -101,7 +102,13 @@ def _layers(table: PhaseTable, name: str) -> list[str]:
 def _columns_of(table: PhaseTable) -> Sequence[str]:
     is_stated = any(_BATCH in row.group for row in table.totals)
     has_batches = is_stated or any(row.is_iteration or row.phase in (ITERATION, FORWARD) for row in table.phases)
-    return _COLUMNS if has_batches else _COLUMNS_OF_ANY
+    columns = _COLUMNS if has_batches else _COLUMNS_OF_ANY
+    return (*columns[:-1], _PER_TOKEN) if _has_tokens(table) else columns
+
+
+def _has_tokens(table: PhaseTable) -> bool:
+    """Joules of a token then stand in place of samples a second."""
+    return any(row.tokens_per_batch for row in table.phases)
 
 
 def _print(console: Console, line: str, style: str = "") -> None:
@@ -188,7 +195,8 @@ class _Block:
                 yield from _rest_line(own_name, row.rest_j, row.rest_u95_j, row.iterations, whole_j)
                 continue
             has_inner = any(other.path.startswith(row.path + "/") for other in shown)
-            yield _cells(row, stem + name, parent, batch, shares[id(row)], has_bar=not has_inner)
+            rate = _per_token(row) if _has_tokens(self.table) else _samples_per_s(row, parent)
+            yield _cells(row, stem + name, parent, batch, shares[id(row)], rate, has_bar=not has_inner)
             batch = ""
         if more := len(rows) - len(shown):
             hidden = sum(share for row in rows if row not in shown and (share := shares[id(row)]) is not None)
@@ -197,6 +205,8 @@ class _Block:
             yield from _rest_of_group(rows, total, total.rest_j)
         if len(rows) != 1 or rows[0].iterations != 1:
             speed = f" · {digits(total.samples_per_s, 3)} samples/s" if total.samples_per_s is not None else ""
+            if total.tokens_per_batch and total.energy_j is not None:
+                speed += f" · {digits(total.energy_j / (total.iterations * total.tokens_per_batch), 3)} {_PER_TOKEN}"
             if (batches := total.batches_per_optimizer_step) and total.energy_j is not None:
                 speed += f" · {digits(total.energy_j / total.iterations * batches, 3)} J/optimizer step"
             in_s = f" in {seconds(total.time_s)}"
@@ -282,9 +292,8 @@ def _n(row: PhaseRow) -> int:
 
 
 def _cells(
-    row: PhaseRow, name: str, parent: PhaseRow | None, batch: str, share: float | None, *, has_bar: bool
+    row: PhaseRow, name: str, parent: PhaseRow | None, batch: str, share: float | None, rate: str, *, has_bar: bool
 ) -> list[str]:
-    has_samples = parent is None and row.samples_per_s is not None and row.phase not in NOT_OF_SAMPLES
     joules = "n.r."
     if row.j_per_batch is not None:
         joules = with_u95(row.j_per_batch, row.u95_j, is_lower_bound=row.is_lower_bound)
@@ -296,8 +305,18 @@ def _cells(
         joules,
         _percent(share),
         bar(share or 0.0, _BAR) if has_bar else "",
-        digits(row.samples_per_s, 3) if has_samples else "",
+        rate,
     ]
+
+
+def _samples_per_s(row: PhaseRow, parent: PhaseRow | None) -> str:
+    is_shown = parent is None and row.samples_per_s is not None and row.phase not in NOT_OF_SAMPLES
+    return digits(row.samples_per_s, 3) if is_shown else ""
+
+
+def _per_token(row: PhaseRow) -> str:
+    is_known = row.tokens_per_batch and row.j_per_batch is not None and row.phase not in NOT_OF_SAMPLES
+    return digits((row.j_per_batch or 0.0) / (row.tokens_per_batch or 1.0), 3) if is_known else ""
 
 
 # -- columns -----------------------------------------------------------------------------------------------------------

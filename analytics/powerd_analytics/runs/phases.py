@@ -18,7 +18,7 @@ from powerd_analytics.runs.in_force import Enforced, Timeline
 from powerd_client.energies.phase import MAGNIFY
 from powerd_client.journals.attributes import is_not_known, with_figures
 from powerd_client.journals.marks import crowded
-from powerd_client.runs.runfile import BOUND_COLUMNS, SAMPLES_COLUMN, read_objects
+from powerd_client.runs.runfile import BOUND_COLUMNS, COUNT_COLUMNS, read_objects
 from powerd_client.signals.board_times import check_times
 
 OPERATIONS = "operations_per_sample"
@@ -118,6 +118,8 @@ class Phases:
     end_bound_ns: Whole
     samples: Small
     """Of passes and steps of another size than their ``batch_size``, else 0."""
+    tokens: Small
+    """Of phases that say them, else 0."""
     is_unstepped: bool = False
     """Whether an optimizer was watched, and none ever stepped through what was watched."""
 
@@ -171,6 +173,11 @@ class Phases:
         if not len(samples) or (batch is None and not samples.all()):
             return batch
         return float(np.where(samples > 0, samples, batch or 0.0).mean())
+
+    def tokens_of(self, labels: Sequence[int]) -> float | None:
+        """The mean number of tokens of the phases of these classes that ended; None where one has none."""
+        tokens = self.tokens[self.of(labels) & (~self.cut | self.interrupted)]
+        return float(tokens.mean()) if len(tokens) and tokens.all() else None
 
     def of(self, labels: Sequence[int]) -> NDArray[np.bool_]:
         """[m] which phases are of these classes."""
@@ -279,9 +286,9 @@ def read_phases(group: h5py.Group) -> Phases:
     bounds = [_bound(group, name, len(begin)) for name in BOUND_COLUMNS]
     updates = {i for i, entry in enumerate(kinds) if entry["name"] == "update"}
     is_unstepped = bool(updates) and not bool(np.isin(kind, list(updates)).any())
-    samples = _samples(group, len(begin))
+    samples, tokens = (_counts(group, name, len(begin)) for name in COUNT_COLUMNS)
     phases = Phases(
-        begin, end, label, parent, depth, process, cut, classes, bounds[0], bounds[1], samples, is_unstepped
+        begin, end, label, parent, depth, process, cut, classes, bounds[0], bounds[1], samples, tokens, is_unstepped
     )
     cut |= phases.interrupted
     return phases
@@ -319,13 +326,13 @@ def _bound(group: h5py.Group, name: str, m: int) -> Whole:
     return bound if bound.max(initial=0) > np.iinfo(np.int32).max else bound.astype(np.int32)
 
 
-def _samples(group: h5py.Group, m: int) -> Small:
-    if SAMPLES_COLUMN not in group:
+def _counts(group: h5py.Group, name: str, m: int) -> Small:
+    if name not in group:
         return np.broadcast_to(np.zeros(1, np.int32), m)
-    samples: Small = group[SAMPLES_COLUMN][:].astype(np.int32)
-    if samples.min(initial=0) < 0:
-        raise ValueError("a phase of fewer than no samples")
-    return samples
+    counts: Small = group[name][:].astype(np.int32)
+    if counts.min(initial=0) < 0:
+        raise ValueError(f"a phase of fewer than no {name}")
+    return counts
 
 
 def _classify(kind: Small, parent: Small, kinds: list[dict[str, Any]]) -> tuple[Small, Small, tuple[PhaseClass, ...]]:

@@ -249,8 +249,10 @@ def field_tables(
     # Of trainings over several machines seconds are the mean over the ranks, beside the fastest and the slowest.
     spread = ["s_per_batch_min", "s_per_batch_max"] if figures["machines"].notna().any() else []
     clocks = _measured_clocks(means)
-    time = ["s_per_batch", "u95_s_per_batch", *spread, "samples_per_s", *clocks]
-    of_tokens = ["j_per_token", "u95_j_per_token"] if figures["j_per_token"].notna().any() else []
+    has_tokens = figures["j_per_token"].notna().any()
+    rates = ["samples_per_s", "tokens_per_s"] if has_tokens else ["samples_per_s"]
+    time = ["s_per_batch", "u95_s_per_batch", *spread, *rates, *clocks]
+    of_tokens = ["j_per_token", "u95_j_per_token"] if has_tokens else []
     energy = ["j_per_batch", "u95_j_per_batch", *of_tokens, "power_w", *clocks]
     if is_whole:
         time.append("s_per_training")

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import transformers  # type: ignore[import-not-found]
 
+from powerd_client.callbacks.generation import watch_generate
 from powerd_client.energies.phase import Attribute
 from powerd_client.meter import Meter
 from powerd_client.training.torch_hooks import Watch, watch
+
+__all__ = ["PowerdCallback", "watch_generate"]
 
 _SPEED = ("_runtime", "_samples_per_second", "_steps_per_second", "_preparation_time", "_compilation_time")
 """How the metrics of an evaluation end that say how fast it was."""
@@ -24,7 +27,8 @@ class PowerdCallback(transformers.TrainerCallback):  # type: ignore[misc]
     model without its wrapper (a Trainer does not show that to callbacks, so DDP's communication is not marked). It
     fetches the batches of all accumulated steps before the first of them. The metrics of each evaluation become a
     `Meter.result` under their names without ``eval_``. ``layers`` and ``attributes`` are as for `Meter.watch`;
-    without ``batch_size`` it is that of the Trainer's arguments. With ``optimise_power``, a metric as ``"edp"`` or the
+    without ``batch_size`` it is that of the Trainer's arguments. With ``include_num_input_tokens_seen`` each batch has
+    its tokens, counted as the Trainer counts them. With ``optimise_power``, a metric as ``"edp"`` or the
     arguments of `Meter.optimise_power`, the power cap is chosen while it trains, and held until ``Trainer.train``
     returns or raises. Raises `ConfigError` for what nobody can choose by.
     """
@@ -59,6 +63,7 @@ class PowerdCallback(transformers.TrainerCallback):  # type: ignore[misc]
             layers=self._layers,
             communication=False,
             attributes=attributes,
+            tokens=_token_counter(args, kwargs["model"]),
         )
         if self._wish is not None:
             self._meter._begin_choice(self._wish)
@@ -91,6 +96,22 @@ class PowerdCallback(transformers.TrainerCallback):  # type: ignore[misc]
     def on_train_end(self, *_: Any, **__: Any) -> None:
         if self._watch is not None:
             self._watch.remove()
+
+
+def _token_counter(args: Any, model: Any) -> Callable[..., int] | None:
+    """What counts the tokens of a batch as ``num_input_tokens_seen`` does; None where a Trainer does not count."""
+    mode = getattr(args, "include_num_input_tokens_seen", False)
+    if mode in (False, None, "no"):
+        return None
+    name = getattr(model, "main_input_name", "input_ids")
+
+    def count(*_: Any, **inputs: Any) -> int:
+        mask = inputs.get("attention_mask") if mode == "non_padding" else None
+        if mask is not None:
+            return int(mask.sum())  # waits for a GPU, as the Trainer then does for each batch
+        return int(inputs[name].numel()) if name in inputs else 0
+
+    return count
 
 
 @functools.cache

@@ -42,8 +42,8 @@ from powerd_core.serde import MAX_DEPTH, MAX_NAME, check_json
 
 MANY_KINDS = 1000
 """So many values of one attribute are a counter, and no setting by which anybody compares phases."""
-_OF_A_WATCH = ("layer", "samples_in_pass")
-"""The attributes by which `Meter.watch` tells the layers of a model and the sizes of its passes apart."""
+_MANY_VALUES = ("layer", "samples_in_pass", "tokens")
+"""The attributes by which `Meter.watch` tells the layers of a model apart, and those of which a column is made."""
 MOST_EVENT_BYTES = 64 << 10
 """An event's name and values, as JSON, take no more."""
 MOST_EVENTS_BYTES = 32 << 20
@@ -322,7 +322,7 @@ def crowded(kinds: Iterable[tuple[str, Mapping[str, object]]]) -> list[str]:
         f"with its own rows in every table; leave {attribute!r} out, and use `joules tables RUN --table iterations "
         "--format csv` instead for a row each time"
         for (name, attribute), of in values.items()
-        if len(of) >= MANY_KINDS and attribute not in _OF_A_WATCH
+        if len(of) >= MANY_KINDS and attribute not in _MANY_VALUES
     ]
 
 

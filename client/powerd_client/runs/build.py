@@ -28,9 +28,9 @@ from powerd_client.journals.device_timing import DeviceTimes
 from powerd_client.runs.losses import LossAccount, StreamEpoch, StreamFrames, clock_name, in_order
 from powerd_client.runs.runfile import (
     BOUND_COLUMNS,
+    COUNT_COLUMNS,
     FORMAT,
     FORMAT_VERSION,
-    SAMPLES_COLUMN,
     Progress,
     clean,
     make_dataset,
@@ -52,8 +52,8 @@ from powerd_client.signals.pairing import (
     add_iterations,
     name_models,
     pair_marks,
-    spread_samples,
-    take_samples,
+    spread_counts,
+    take_counts,
 )
 from powerd_client.signals.signal import (
     Readings,
@@ -370,10 +370,10 @@ def phases_of(contents: Contents) -> tuple[PhaseSpans, list[dict[str, Any]], lis
     phases.sort()
     for t_ns, text in phases.problems:
         contents.note("warning", text, t_ns)
-    take_samples(phases, kinds)
+    take_counts(phases, kinds)
     add_iterations(phases, kinds)
     name_models(phases, kinds)
-    spread_samples(phases, kinds)
+    spread_counts(phases, kinds)
     return phases, kinds.entries, processes
 
 
@@ -714,9 +714,9 @@ def _write_clock(
 
 def _write_phases(file: h5py.File, phases: PhaseSpans, kinds: Sequence[dict[str, Any]]) -> None:
     group = file.create_group("phases")
-    types = {"kind": np.int32, "process": np.int32, "cut": np.uint8, SAMPLES_COLUMN: np.int32}
-    samples = (SAMPLES_COLUMN,) if phases.samples else ()
-    for name in ("begin_ns", "end_ns", "kind", "parent", "process", "cut", *BOUND_COLUMNS, *samples):
+    types = {"kind": np.int32, "process": np.int32, "cut": np.uint8} | dict.fromkeys(COUNT_COLUMNS, np.int32)
+    counts = [name for name in COUNT_COLUMNS if getattr(phases, name)]
+    for name in ("begin_ns", "end_ns", "kind", "parent", "process", "cut", *BOUND_COLUMNS, *counts):
         column = np.array(getattr(phases, name), types.get(name, np.int64))
         write_numbers(group, name, column, "ns" if name.endswith("_ns") else "1")
     write_documents(group, "kinds", kinds)

@@ -42,8 +42,9 @@ DIGEST = "metadata_sha256"
 """Attribute of the root: the digest of everything in the file that no chunk's checksum covers."""
 BOUND_COLUMNS = ("begin_bound_ns", "end_bound_ns")
 """How far the edges of phases can be from their times; files of earlier releases lack them."""
-SAMPLES_COLUMN = "samples"
-"""The samples of passes of another size than their ``batch_size``; files in which all have that lack it."""
+COUNT_COLUMNS = ("samples", "tokens")
+"""The samples of passes of another size than their ``batch_size``, and the tokens of phases that say them; else 0.
+Files in which no phase has any lack them."""
 TIMES = ("t_board_ns", "t_ns", "flags")
 """Columns that every line has beside its raw codes."""
 Progress = Callable[[float], None]
@@ -417,7 +418,7 @@ def problems(file: h5py.File) -> Iterator[str]:
     yield from _table(items, "", {"messages": _TEXT})
     for name in ("processes", "parts"):
         yield from _table(items, "", {}, {name: _TEXT})
-    yield from _table(items, "/phases", _PHASES, dict.fromkeys((*BOUND_COLUMNS, SAMPLES_COLUMN), _INTEGER))
+    yield from _table(items, "/phases", _PHASES, dict.fromkeys((*BOUND_COLUMNS, *COUNT_COLUMNS), _INTEGER))
     yield from _table(items, "/phases", {"kinds": _TEXT})
     yield from _table(items, "/gaps", _GAPS, {"numbers": _INTEGER, "clock": _TEXT})
     if "events" in file:  # files of 0.1.0 lack it

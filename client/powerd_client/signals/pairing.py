@@ -23,7 +23,10 @@ MODEL_BY_CLASS = "model_by_class"
 `name_models` makes `model` of it."""
 SAMPLES = "samples_in_pass"
 """The attribute of a watched model's pass that has another size than ``batch_size`` says. It is no attribute of the
-run's phases: `take_samples` makes a column of it."""
+run's phases: `take_counts` makes a column of it."""
+TOKENS = "tokens"
+"""The attribute that says how many tokens a phase works through. It may differ from phase to phase, and is no attribute
+of the run's phases either."""
 
 _ABOUT = ("pid", "command", "rank", "local_rank", "world_size")
 """What the run file says of a process, beside its devices."""
@@ -90,6 +93,8 @@ class PhaseSpans:
     end_bound_ns: list[int] = field(default_factory=list)
     samples: list[int] = field(default_factory=list)
     """Of a pass, or a step, of another size than ``batch_size`` says; else 0. Empty where there is no such pass."""
+    tokens: list[int] = field(default_factory=list)
+    """Of a phase; 0 where they are not known. Empty where no phase says them."""
     problems: list[tuple[int, str]] = field(default_factory=list)
     """Time and text of everything that did not fit, at most one text a kind of problem and phase."""
 
@@ -122,7 +127,8 @@ class PhaseSpans:
             setattr(self, name, [values[i] for i in order])
 
 
-_COLUMNS = tuple(name for name in PhaseSpans.__dataclass_fields__ if name not in ("samples", "problems"))
+_COUNTS = ("samples", "tokens")
+_COLUMNS = tuple(name for name in PhaseSpans.__dataclass_fields__ if name not in (*_COUNTS, "problems"))
 
 
 class Kinds:
@@ -462,7 +468,7 @@ def _insert(spans: PhaseSpans, kinds: Kinds, steps: Sequence[_Step]) -> None:
     """Add the steps as phases, each in front of the first that it holds."""
     steps = sorted(steps, key=lambda step: step.inside[0])
     first = np.array([step.inside[0] for step in steps])
-    every = (*_COLUMNS, "samples") if spans.samples else _COLUMNS
+    every = (*_COLUMNS, *(name for name in _COUNTS if getattr(spans, name)))
     columns = {name: np.array(getattr(spans, name), np.int64) for name in every}
     place = np.arange(len(spans.kind))
     place += np.searchsorted(first, place, "right")
@@ -490,46 +496,75 @@ def common_attributes(each: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {name: value for name, value in each[0].items() if all(a.get(name) == value for a in each)} if each else {}
 
 
-# -- passes of another size --------------------------------------------------------------------------------------------
+# -- samples and tokens of single phases -------------------------------------------------------------------------------
 
 
-def take_samples(spans: PhaseSpans, kinds: Kinds) -> None:
-    """Make the attribute `SAMPLES` of watched passes into the column ``samples``: passes of all sizes are one kind."""
-    own = {k: n for k, entry in enumerate(kinds.entries) if _is_count(n := entry["attributes"].get(SAMPLES))}
+def take_counts(spans: PhaseSpans, kinds: Kinds) -> None:
+    """Make the attributes `SAMPLES` and `TOKENS` into columns: phases of all sizes are one kind."""
+    for attribute, column in ((SAMPLES, "samples"), (TOKENS, "tokens")):
+        _take(spans, kinds, attribute, column)
+
+
+def _take(spans: PhaseSpans, kinds: Kinds, attribute: str, column: str) -> None:
+    own = {k: n for k, entry in enumerate(kinds.entries) if _is_count(n := entry["attributes"].get(attribute))}
     if not own:
         return
     plain: dict[int, int] = {}
     for k in own:
         entry = kinds.entries[k]
-        attributes = {name: value for name, value in entry["attributes"].items() if name != SAMPLES}
+        attributes = {name: value for name, value in entry["attributes"].items() if name != attribute}
         plain[k] = kinds.number({**entry, "attributes": attributes})
-    spans.samples = [own.get(kind, 0) for kind in spans.kind]
+    setattr(spans, column, [own.get(kind, 0) for kind in spans.kind])
     spans.kind = [plain.get(kind, kind) for kind in spans.kind]
     for k, of_all_sizes in plain.items():
         kinds.entries[k] = kinds.entries[of_all_sizes]
 
 
-def spread_samples(spans: PhaseSpans, kinds: Kinds) -> None:
-    """A step has the samples of the first forward pass in it, and so has what else it holds, unless these state another
-    ``batch_size`` than the pass. ``spans`` are sorted."""
-    if not spans.samples:
+def spread_counts(spans: PhaseSpans, kinds: Kinds) -> None:
+    """A step has the samples and tokens of the forward passes in it, and so has what else it holds. ``spans`` are
+    sorted."""
+    if not spans.samples and not spans.tokens:
         return
     names = [entry["name"] for entry in kinds.entries]
-    stated = [entry["attributes"].get("batch_size") for entry in kinds.entries]
-    of_step: dict[int, tuple[int, object]] = {}
-    """By step: the samples of its first pass, and the size that it states."""
     step_of: list[int] = []
+    """Of each phase the outermost step around it, or itself."""
+    forwards: dict[int, list[int]] = {}
     for i, (kind, above) in enumerate(zip(spans.kind, spans.parent, strict=True)):
         around = step_of[above] if above >= 0 else -1
         is_step = names[kind] == ITERATION or is_own_iteration(names[kind])
         step_of.append(i if around < 0 and is_step else around)
         if names[kind] == _FORWARD and around >= 0:
-            of_step.setdefault(around, (spans.samples[i], stated[kind]))
+            forwards.setdefault(around, []).append(i)
+    if spans.samples:
+        _spread_samples(spans, kinds, step_of, forwards)
+    if spans.tokens:
+        _spread_tokens(spans, names, step_of, forwards)
+
+
+def _spread_samples(
+    spans: PhaseSpans, kinds: Kinds, step_of: Sequence[int], forwards: Mapping[int, Sequence[int]]
+) -> None:
+    """Those of the first pass, unless a phase states another ``batch_size`` than that."""
+    stated = [entry["attributes"].get("batch_size") for entry in kinds.entries]
     for i, kind in enumerate(spans.kind):
-        samples, of_pass = of_step.get(step_of[i], (0, None))
-        has_own = names[kind] in (_FORWARD, *_APART) or spans.samples[i] > 0
-        if samples and not has_own and stated[kind] in (None, of_pass):
-            spans.samples[i] = samples
+        first = forwards.get(step_of[i], [-1])[0]
+        has_own = kinds.entries[kind]["name"] in (_FORWARD, *_APART) or spans.samples[i] > 0
+        if first >= 0 and not has_own and stated[kind] in (None, stated[spans.kind[first]]):
+            spans.samples[i] = spans.samples[first]
+
+
+def _spread_tokens(
+    spans: PhaseSpans, names: Sequence[str], step_of: Sequence[int], forwards: Mapping[int, Sequence[int]]
+) -> None:
+    """Those of all passes, unless the step itself says how many. Its parts have them where there is one pass."""
+    of_step: dict[int, int] = {}
+    for step in {*step_of} - {-1}:
+        of_passes = [spans.tokens[i] for i in forwards.get(step, ())]
+        of_step[step] = spans.tokens[step] or (sum(of_passes) if all(of_passes) else 0)
+    for i, step in enumerate(step_of):
+        is_whole = i == step or len(forwards.get(step, ())) < 2
+        if step >= 0 and is_whole and names[spans.kind[i]] not in _APART:
+            spans.tokens[i] = spans.tokens[i] or of_step[step]
 
 
 def _is_count(value: object) -> TypeGuard[int]:

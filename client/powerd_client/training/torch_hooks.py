@@ -47,7 +47,7 @@ from powerd_client.energies.phase import WATCH, Attribute, Phase, PhaseCodes
 from powerd_client.host.hostclock import now_ns
 from powerd_client.host.log import tell
 from powerd_client.journals.marks import MarkWriter
-from powerd_client.signals.pairing import MODEL_BY_CLASS, SAMPLES, common_attributes
+from powerd_client.signals.pairing import MODEL_BY_CLASS, SAMPLES, TOKENS, common_attributes
 from powerd_client.training.layer_operations import WATCHED_MODEL, FirstPass
 from powerd_core.errors import ConfigError
 
@@ -743,10 +743,11 @@ class ForwardPasses:
         *,
         calls: dict[int, list[_Call]] | None = None,
         only_training: bool = False,
+        tokens: Callable[..., int] | None = None,
     ) -> None:
         self._marks = marks
         self._name = name
-        self._kinds = PassKinds(marks, attributes)
+        self._kinds = PassKinds(marks, attributes, tokens)
         self._only_training = only_training
         self._has_trained = self._is_called = False
         self._backwards_before = marks.backwards
@@ -928,18 +929,21 @@ class PassKinds:
     MOST_LOOKS = 100
     """Passes in which the dimension is looked for."""
 
-    def __init__(self, marks: TorchMarks, attributes: Mapping[str, Attribute]) -> None:
-        self._marks, self._attributes = marks, dict(attributes)
+    def __init__(
+        self, marks: TorchMarks, attributes: Mapping[str, Attribute], tokens: Callable[..., int] | None = None
+    ) -> None:
+        self._marks, self._attributes, self._tokens = marks, dict(attributes), tokens
         stated = attributes.get("batch_size")
         self.stated = stated if isinstance(stated, int) and not isinstance(stated, bool) and stated > 0 else 0
         """Samples of a batch, 0 where that is not stated."""
-        self.sees_sizes = self.stated > 0
+        self.sees_sizes = self.stated > 0 or tokens is not None
         self._place: _Place | None = None
         self._looks = 0
         self._seen = ""
         """The size of the first input, in words."""
         self._of_evaluation = 0
-        self._kinds: dict[tuple[bool, int], tuple[PhaseCodes, Mapping[str, Attribute]]] = {}
+        self._kinds: dict[tuple[bool, int, int], tuple[PhaseCodes, Mapping[str, Attribute]]] = {}
+        """By what a pass is for, its samples and its tokens."""
         self._trained = marks.codes("forward", attributes), attributes
         self._evaluated = marks.codes("evaluation", attributes), attributes
 
@@ -947,13 +951,23 @@ class PassKinds:
         """The codes and attributes of a pass with this input."""
         if not self.sees_sizes:
             return self._trained if is_training else self._evaluated
-        size = self._size(args, kwargs)
-        if is_training and size in (0, self.stated):
+        size = self._size(args, kwargs) if self.stated else 0
+        tokens = 0 if self._tokens is None else self._count_tokens(self._tokens, args, kwargs)
+        if is_training and not tokens and size in (0, self.stated):
             return self._trained
-        kind = self._kinds.get((is_training, size))
+        kind = self._kinds.get((is_training, size, tokens))
         if kind is None:
-            kind = self._kinds[is_training, size] = self._make(size, is_training=is_training)
+            kind = self._kinds[is_training, size, tokens] = self._make(size, tokens, is_training=is_training)
         return kind
+
+    def _count_tokens(self, count: Callable[..., int], args: Any, kwargs: Mapping[str, Any]) -> int:
+        """The tokens of an input, 0 where they are not known."""
+        try:
+            return int(count(*args, **kwargs))
+        except Exception as error:  # noqa: BLE001  (the user's own function: the training goes on)
+            self._tokens = None
+            self._marks.tell(f"tokens are not counted any more: {type(error).__name__}: {error}")
+            return 0
 
     def _size(self, args: Any, kwargs: Mapping[str, Any]) -> int:
         """The samples of an input, 0 where they are not known."""
@@ -966,14 +980,16 @@ class PassKinds:
             self._seen = self._seen or " x ".join(str(size) for place, size in sizes if place[:2] == sizes[0][0][:2])
         return 0 if self._place is None else _size_at(self._place, args, kwargs)
 
-    def _make(self, size: int, *, is_training: bool) -> tuple[PhaseCodes, Mapping[str, Attribute]]:
+    def _make(self, size: int, tokens: int, *, is_training: bool) -> tuple[PhaseCodes, Mapping[str, Attribute]]:
         attributes = dict(self._attributes)
-        if not is_training:
+        if tokens:
+            attributes[TOKENS] = tokens
+        if self.stated and not is_training:
             self._of_evaluation = self._of_evaluation or size
             attributes["batch_size"] = self._of_evaluation
-        if size == 0:
-            del attributes["batch_size"]
-        elif size != attributes["batch_size"]:
+            if size == 0:
+                del attributes["batch_size"]
+        if size and size != attributes["batch_size"]:
             attributes[SAMPLES] = size
         return self._marks.codes("forward" if is_training else "evaluation", attributes), attributes
 
@@ -1155,6 +1171,7 @@ def watch(
     communication: bool | None = None,
     passes: bool = True,
     nests_closures: bool = True,
+    tokens: Callable[..., int] | None = None,
 ) -> Watch:
     """See `Meter.watch`. Without ``passes`` the caller marks forward and evaluation itself; without ``marks`` nothing
     is recorded."""
@@ -1173,7 +1190,7 @@ def watch(
     if layers:  # first, so that the hooks of the model itself lie around those of a model that is one layer
         _hook_layers(watch, marks, model, attributes)
     if passes:
-        watch.passes = ForwardPasses(marks, attributes, type(_unwrapped(model)).__name__)
+        watch.passes = ForwardPasses(marks, attributes, type(_unwrapped(model)).__name__, tokens=tokens)
         watch.on_remove(watch.passes.tell_unseen)
         watch.passes.hook(watch, model)
     if communication is not False and has_distributed():

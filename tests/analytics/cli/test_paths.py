@@ -72,7 +72,7 @@ def powerd_paths(parser=None, words=("powerd",)):
 
 READ = {
     "run", "runs", "file", "calibration", "profile", "a", "b", "others", "folder", "phases", "operations",
-    "table", "traces", "power", "config", "paths",
+    "table", "traces", "power", "config", "paths", "co2_by_hour",
 }  # fmt: skip
 """Parameters that are read, whatever the command."""
 OTHERWISE = {

@@ -61,6 +61,7 @@ class PhaseSpec:
     cut: bool = False
     timing: str = "host"
     process: int = 0
+    tokens: int = 0
 
 
 def make_run(
@@ -176,6 +177,8 @@ def _write_phases(f: h5py.File, phases: Sequence[PhaseSpec]) -> None:
     g["parent"] = np.array([p.parent for p in phases], np.int64)
     g["process"] = np.array([p.process for p in phases], np.int32)
     g["cut"] = np.array([p.cut for p in phases], np.uint8)
+    if any(p.tokens for p in phases):
+        g["tokens"] = np.array([p.tokens for p in phases], np.int32)
     g.create_dataset("kinds", data=list(kinds), shape=(len(kinds),), dtype=h5py.string_dtype())
 
 
