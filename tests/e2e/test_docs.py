@@ -3,6 +3,7 @@
 import argparse
 import re
 import shlex
+import tomllib
 from pathlib import Path
 
 import bench_trainings
@@ -154,6 +155,14 @@ def test_every_page_is_named_in_another():
         if not any(page.name in text for other, text in texts.items() if other != page)
     ]
     assert not alone
+
+
+def test_the_version_is_that_of_the_package_everywhere():
+    """pyproject.toml has it; what is cited and what has changed must not lag behind."""
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+    cited = re.search(r"^version: (\S+)$", (ROOT / "CITATION.cff").read_text(encoding="utf-8"), re.MULTILINE)
+    newest = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert (cited[1], newest[1]) == (version, version)
 
 
 def test_the_pages_stay_short():
