@@ -61,7 +61,7 @@ class Sockets:
     def release(self, linger_ms: int = 0) -> None:
         """Close all three, see `release`."""
         for router in (self.control, self.data, self.clock):
-            release(router, linger_ms)
+            close_router(router, linger_ms)
 
 
 def bind_sockets(
@@ -76,7 +76,7 @@ def bind_sockets(
         # Only the data socket must know that a client cannot take a frame: an answer nobody takes is just dropped.
         for endpoint in (control, data, clock):
             routers.append(bind_router(context, endpoint, mandatory=len(routers) == 1, keys=keys))
-            undo.callback(release, routers[-1])
+            undo.callback(close_router, routers[-1])
         undo.pop_all()
     return Sockets(*routers)
 
@@ -126,7 +126,7 @@ def bound_endpoint(router: zmq.Socket[bytes]) -> str:
     return endpoint.rstrip(b"\0").decode()
 
 
-def release(router: zmq.Socket[bytes], linger_ms: int = 0) -> None:
+def close_router(router: zmq.Socket[bytes], linger_ms: int = 0) -> None:
     """Close a socket and remove the file of an ipc endpoint; what is queued may still leave for ``linger_ms``."""
     endpoint = bound_endpoint(router)
     router.close(linger=linger_ms)

@@ -17,7 +17,7 @@ from powerd_core.wire import decode
 from powerd_daemon.log import Console
 from powerd_daemon.ring import EVICTED, Store
 from powerd_daemon.server import IDLE_NS, LATER_NS, MAX_CLIENTS, MAX_LATER, Later, Server
-from powerd_daemon.sockets import SEND_HWM, bind_router, bind_sockets, bound_endpoint, release
+from powerd_daemon.sockets import SEND_HWM, bind_router, bind_sockets, bound_endpoint, close_router
 from powerd_daemon.sources.sim.bus import VirtualClock
 from support.steady import wait_for
 
@@ -291,7 +291,7 @@ def test_a_stale_socket_is_replaced_and_other_files_are_not(bench: Bench, tmp_pa
     stale.term()
     copy.rename(path)
     assert path.is_socket()
-    release(bind_router(bench.context, f"ipc://{path}", mandatory=False))
+    close_router(bind_router(bench.context, f"ipc://{path}", mandatory=False))
     assert not path.exists()
     path.write_text("precious")
     with pytest.raises(ConfigError, match="File exists"):

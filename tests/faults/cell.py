@@ -117,7 +117,9 @@ def _look(stage: Stage, outcome: Outcome) -> None:
     if account.lost != account.declared:
         problems.append(f"{account.lost} readings are lost, {account.declared} declared lost")
     _check_training(stage, outcome)
-    problems += [f"joules info --check: {f.check}: {f.text[-600:]}" for f in verify_run(stage.out) if f.state == "wrong"]
+    problems += [
+        f"joules info --check: {f.check}: {f.text[-600:]}" for f in verify_run(stage.out) if f.state == "wrong"
+    ]
     further = stage.further_clients()
     outcome.clients_frames, outcome.clients_missing = sum(further["frames"]), sum(further["missing"])
     # A client beside the recorder must not notice what happens to it or to its way.

@@ -269,7 +269,7 @@ def _carry_out(known: Recurrences, trial: Trial, command: Command, folder: Path)
     outcome, rest = Outcome("lost", 0, 0.0, 0.0, trial.settings), list[Observation]()
     shared.warn([f"recurrence {trial.recurrence + 1} of {known.job.name}: {_said(trial)}"])
     try:
-        status, outcome, rest = live.carry_out(trial, known.job, command, known.observe, out)
+        status, outcome, rest = live.train(trial, known.job, command, known.observe, out)
     finally:
         known.end(trial, outcome, rest, out)
     if outcome.ending == "lost":

@@ -87,12 +87,12 @@ def _form(format: shared.TableFormat | None, output: Path | None) -> shared.Tabl
 
 
 def _put(frame: DataFrame, name: str, form: shared.TableFormat, output: Path | None, overwrite: bool) -> None:
-    from powerd_analytics.frame.published import csv_text, table_of
+    from powerd_analytics.frame.published import csv_text, table_of_frame
 
     if form == "csv":
         shared.put_out(csv_text(frame), output, overwrite)
     else:
-        shared.put_tables([table_of(frame, name)], form, output, overwrite)
+        shared.put_tables([table_of_frame(frame, name)], form, output, overwrite)
 
 
 @app.command

@@ -189,7 +189,7 @@ def csv_text(frame: pd.DataFrame) -> str:
     return text
 
 
-def table_of(frame: pd.DataFrame, name: str) -> Table:
+def table_of_frame(frame: pd.DataFrame, name: str) -> Table:
     """The same for every other format; a cell without a value is empty."""
     columns = [column_of(str(n)) if str(n) in COLUMNS else Column(str(n), _kind(frame[n])) for n in frame]
     cells = frame.astype(object).where(frame.notna(), None)

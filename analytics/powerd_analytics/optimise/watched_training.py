@@ -87,7 +87,7 @@ def why_no_limits(caps_w: Sequence[float]) -> str:
     return ""
 
 
-def carry_out(
+def train(
     trial: Trial, job: Job, command: Command, decide: Decide, out: Path
 ) -> tuple[int, Outcome, list[Observation]]:
     """Record one training: the status of its command, how it ended, and what the policy was not asked about, since the
