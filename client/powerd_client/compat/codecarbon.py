@@ -28,6 +28,7 @@ from powerd_client.host.log import show, tell
 from powerd_client.host.ownership import whole_text
 from powerd_client.record.recording import machine
 from powerd_core.errors import ConfigError, RunFileError
+from powerd_core.model import Device
 from powerd_core.text import did_you_mean, with_u95
 
 __all__ = [
@@ -47,6 +48,7 @@ R = TypeVar("R")
 J_PER_KWH = 3.6e6
 _VARIABLE = "codecarbon_"
 _CONFIG = ".codecarbon.config"
+_FORCED = "force_carbon_intensity_g_co2e_kwh"
 
 
 class OutputMethod(StrEnum):
@@ -129,27 +131,37 @@ class Task:
 
 def settings(options: Mapping[str, Any]) -> dict[str, Any]:
     """All options: those that are given, else those of the environment, of ``.codecarbon.config`` here, and of that in
-    the home folder, else the defaults. Raises `ConfigError` for a value that is no number where one is needed."""
-    of_files: dict[str, str] = {}
+    the home folder, else the defaults. Raises `ConfigError` for a value that is no number where one is needed, and for
+    a file that is none."""
+    texts: dict[str, str] = {}
     for folder in (Path.home(), Path.cwd()):
-        parser = configparser.ConfigParser()
-        parser.read(folder / _CONFIG)
-        of_files |= dict(parser["codecarbon"]) if parser.has_section("codecarbon") else {}
-    variables = {n.lower().removeprefix(_VARIABLE): v for n, v in os.environ.items() if n.lower().startswith(_VARIABLE)}
-    texts = {name: text for name, text in (of_files | variables).items() if name in OPTIONS}
-    return {**OPTIONS, **{name: _typed(name, text) for name, text in texts.items()}, **options}
+        parser = configparser.ConfigParser(interpolation=None)
+        try:
+            parser.read(folder / _CONFIG)
+        except (configparser.Error, UnicodeDecodeError) as error:
+            raise ConfigError(f"{folder / _CONFIG} cannot be read: {' '.join(str(error).split())}") from error
+        texts |= dict(parser["codecarbon"]) if parser.has_section("codecarbon") else {}
+    texts |= {n.lower().removeprefix(_VARIABLE): v for n, v in os.environ.items() if n.lower().startswith(_VARIABLE)}
+    known = {name: _typed(name, text) for name, text in texts.items() if name in OPTIONS and name not in options}
+    return {**OPTIONS, **known, **{name: _checked(name, value) for name, value in options.items()}}
 
 
 def _typed(name: str, text: str) -> Any:
     """A text of the environment or a file as the option's type."""
-    if isinstance(OPTIONS[name], bool):
-        return text.lower() == "true"
-    if isinstance(OPTIONS[name], float) or name == "force_carbon_intensity_g_co2e_kwh":
-        try:
-            return float(text)
-        except ValueError as error:
-            raise ConfigError(f"{_VARIABLE.upper()}{name.upper()}={text!r} is no number") from error
-    return text
+    return text.lower() == "true" if isinstance(OPTIONS[name], bool) else _checked(name, text)
+
+
+def _checked(name: str, value: Any) -> Any:
+    """The same, a number where the option is one."""
+    if value is None or not (isinstance(OPTIONS[name], float) or name == _FORCED):
+        return value
+    try:
+        number = float(value)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{name}={value!r} is no number") from error
+    if not 0 <= number < math.inf:
+        raise ConfigError(f"{name}={value!r}: give a number from 0")
+    return number
 
 
 class EmissionsTracker:
@@ -288,17 +300,14 @@ class EmissionsTracker:
 
     def _gpus(self) -> list[tuple[str, str]]:
         """Device and model of the GPUs that are tracked. ``gpu_ids`` are numbers or beginnings of UUIDs."""
-        gpus = self._windows.gpus()
-        ids = self._conf["gpu_ids"]
+        gpus, ids = self._windows.gpus(), self._conf["gpu_ids"]
         if ids is not None:
             wanted = [str(i).strip() for i in (ids.split(",") if isinstance(ids, str) else ids)]
-            chosen = [
-                next((d for n, d in enumerate(gpus) if i == str(n) or (len(i) > 4 and d.uuid.startswith(i))), None)
-                for i in wanted
-            ]
-            if lost := [i for i, device in zip(wanted, chosen, strict=True) if device is None]:
+            named = {i: _gpu_of(i, gpus) for i in wanted}
+            gpus = [device for device in named.values() if device is not None]
+            lost = [i for i, device in named.items() if device is None]
+            if lost:
                 self._tell(f"gpu_ids: there is no GPU {', '.join(lost)} here")
-            gpus = [device for device in chosen if device is not None]
         return [(device.name, device.description or device.name) for device in gpus]
 
     def _so_far(self) -> EmissionsData:
@@ -323,7 +332,7 @@ class EmissionsTracker:
         of_cpus = self._energies(windows, {f"cpu{i}": [line] for i, line in packages.items()})
         of_cpus += self._energies(windows, models)
         of_memory = self._energies(windows, {f"dram{i}": [line] for i, line in memories.items()})
-        pue, seconds = float(conf["pue"]), sum(window.seconds for window in windows)
+        pue, seconds = conf["pue"], sum(window.seconds for window in windows)
         gpu_j, cpu_j, ram_j = (_sum(own) * pue for own in (of_gpus, of_cpus, of_memory))
         known_j = [j for j in (gpu_j, cpu_j, ram_j) if not math.isnan(j)]
         kwh = sum(known_j) / J_PER_KWH if known_j else UNKNOWN
@@ -345,7 +354,7 @@ class EmissionsTracker:
             gpu_energy=gpu_j / J_PER_KWH,
             ram_energy=ram_j / J_PER_KWH,
             energy_consumed=kwh,
-            water_consumed=kwh * float(conf["wue"]) if conf["wue"] else UNKNOWN,
+            water_consumed=kwh * conf["wue"] if conf["wue"] else UNKNOWN,
             country_name=place.name if place else "",
             country_iso_code=conf["country_iso_code"] or "",
             region=conf["region"] or "",
@@ -363,15 +372,15 @@ class EmissionsTracker:
             ram_total_size=_memory_gb(),
             tracking_mode=conf["tracking_mode"],
             pue=pue,
-            wue=float(conf["wue"]),
+            wue=conf["wue"],
             energies=(*of_gpus, *of_cpus, *of_memory),
         )
 
     def _place(self) -> Intensity | None:
         """The electricity's intensity; what is not known is told once."""
-        forced, country = self._conf["force_carbon_intensity_g_co2e_kwh"], self._conf["country_iso_code"]
-        if isinstance(forced, int | float) and forced >= 0:
-            return Intensity(country or "", "", float(forced), 0, "")
+        forced, country = self._conf[_FORCED], self._conf["country_iso_code"]
+        if forced is not None:
+            return Intensity(country or "", "", forced, 0, "")
         if country:
             try:
                 return carbon_intensity(country)
@@ -494,6 +503,13 @@ def track_task_emissions(
 
 
 # ---- what is known of the machine, and sums ------------------------------------------------------------------------
+
+
+def _gpu_of(text: str, gpus: Sequence[Device]) -> Device | None:
+    """The GPU of a number, or of the beginning of a UUID."""
+    if text.isdecimal():
+        return gpus[int(text)] if int(text) < len(gpus) else None
+    return next((device for device in gpus if len(text) > len("GPU-") and device.uuid.startswith(text)), None)
 
 
 def _cpu_model() -> str:

@@ -147,12 +147,16 @@ class Windows:
     def processors(self) -> tuple[dict[int, str], dict[int, str]]:
         """The lines that RAPL counts packages with, and memory, by the number of the package."""
         lines = [line for device in self.devices() if not _is_gpu(device) for line in device.feeds]
-        packages, memories = ({int(m[1]): line for line in lines if (m := of.search(line))} for of in (_PACKAGE, _DRAM))
-        return packages, memories
+        return _numbered(_PACKAGE, lines), _numbered(_DRAM, lines)
 
     def modelled_processors(self) -> list[str]:
         """The devices whose joules are a model of CPU time."""
         return [d.name for d in self.devices() if not _is_gpu(d) and any(line.endswith(".model") for line in d.feeds)]
+
+
+def _numbered(pattern: re.Pattern[str], lines: Sequence[str]) -> dict[int, str]:
+    matches = {line: pattern.search(line) for line in lines}
+    return {int(match[1]): line for line, match in matches.items() if match}
 
 
 def _is_gpu(device: Device) -> bool:

@@ -254,7 +254,11 @@ def test_options_come_from_the_environment_and_files_too(machine, tmp_path, monk
     assert not (tmp_path / "emissions.csv").exists()
     assert (tracker.final_emissions_data.project_name, tracker.final_emissions_data.pue) == ("variable", 1)
     monkeypatch.setenv("CODECARBON_WUE", "much")
-    with pytest.raises(ConfigError, match="CODECARBON_WUE='much' is no number"):
+    with pytest.raises(ConfigError, match="wue='much' is no number"):
+        EmissionsTracker()
+    assert EmissionsTracker(wue=1)._conf["wue"] == 1
+    (tmp_path / ".codecarbon.config").write_text("project_name = p\n")
+    with pytest.raises(ConfigError, match=r"\.codecarbon\.config cannot be read: .*no section"):
         EmissionsTracker()
 
 
@@ -291,6 +295,8 @@ def test_options_that_cannot_be_are_refused(machine):
         ({"output_dir": "nowhere"}, "there is no folder nowhere"),
         ({"on_csv_write": "replace"}, "give append or update"),
         ({"output_methods": ["paper"]}, "there are csv, api"),
+        ({"pue": "two"}, "pue='two' is no number"),
+        ({"force_carbon_intensity_g_co2e_kwh": -1}, "give a number from 0"),
     ):
         with pytest.raises((ValueError, OSError), match=text):
             EmissionsTracker(**options)

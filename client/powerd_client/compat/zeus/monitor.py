@@ -43,7 +43,7 @@ class Measurement:
     @property
     def gpu_energy(self) -> dict[int, float]:
         """Joules by GPU; NaN of one that nobody knows, never 0."""
-        return {i: UNKNOWN if (j := self._found.gpus[i].energy_j) is None else j for i in self._indices}
+        return {i: _joules(self._found.gpus[i]) for i in self._indices}
 
     @property
     def total_energy(self) -> float:
@@ -53,12 +53,12 @@ class Measurement:
     @property
     def cpu_energy(self) -> dict[int, float] | None:
         """Joules by processor, as RAPL counts them; None where nothing reads that."""
-        return _known(self._found.cpus)
+        return _all_joules(self._found.cpus)
 
     @property
     def dram_energy(self) -> dict[int, float] | None:
         """Joules of memory by processor, as RAPL counts them; None where nothing reads that."""
-        return _known(self._found.memories)
+        return _all_joules(self._found.memories)
 
     soc_energy = None
     """Zeus' figures of Apple's and NVIDIA's single chips, which powerd does not read."""
@@ -109,8 +109,12 @@ class _Found:
     memories: Mapping[int, Energy]
 
 
-def _known(of: Mapping[int, Energy]) -> dict[int, float] | None:
-    return {i: UNKNOWN if (j := e.energy_j) is None else j for i, e in of.items()} or None
+def _joules(energy: Energy) -> float:
+    return UNKNOWN if energy.energy_j is None else energy.energy_j
+
+
+def _all_joules(of: Mapping[int, Energy]) -> dict[int, float] | None:
+    return {i: _joules(energy) for i, energy in of.items()} or None
 
 
 class ZeusMonitor:
