@@ -47,8 +47,8 @@ _FAST_PERIOD_NS = 1_000_000_000
 _LEAST_EXCHANGES = 20
 _MOST_AWAY = 0.05
 """Of a window: with more of it without readings its joules are a lower bound."""
-_LEAST_READINGS = 5
-"""A window that is shorter than the time of so many readings shares its joules with what lies beside it."""
+_LEAST_LENGTH = 5
+"""A window shorter than so many times its sensor's resolution shares its joules with what lies beside it."""
 INTERPOLATED = "too short for its readings: interpolated"
 """The note of such joules."""
 _MOST_CPU_S = 60
@@ -351,7 +351,7 @@ def _integral(device: str, signals: Sequence[Signal], begin_ns: int, end_ns: int
             away_s = max(away_s, missing_s)
         _, watts = signal.power()
         resolution_s = signal.resolution_ns * 1e-9
-        is_short = is_short or length_s < _LEAST_READINGS * resolution_s
+        is_short = is_short or length_s < _LEAST_LENGTH * resolution_s
         sampling_j = float(np.std(watts)) * length_s / np.sqrt(max(len(watts), 1))
         edges_j = float(np.std(watts)) * min(length_s, resolution_s)
         energy_j += own_j
