@@ -7,7 +7,7 @@ import pytest
 
 @pytest.mark.parametrize(
     "package",
-    ["powerd_core", "powerd_client", "powerd_analytics"],
+    ["powerd_core", "powerd_client", "powerd_client.compat.codecarbon", "powerd_analytics"],
 )
 def test_all_names_exist(package):
     module = importlib.import_module(package)

@@ -32,6 +32,7 @@ from powerd_client.runs.runfile import read_objects
 from powerd_client.signals.signal import Signal
 from powerd_core.errors import AnalysisError, PowerdError
 from powerd_core.marks import RECORD
+from powerd_core.model import Device
 from powerd_core.text import printable, with_u95
 from powerd_core.wire import Message
 
@@ -46,6 +47,10 @@ _FAST_PERIOD_NS = 1_000_000_000
 _LEAST_EXCHANGES = 20
 _MOST_AWAY = 0.05
 """Of a window: with more of it without readings its joules are a lower bound."""
+_LEAST_LENGTH = 5
+"""A window shorter than so many times its sensor's resolution shares its joules with what lies beside it."""
+INTERPOLATED = "too short for its readings: interpolated"
+"""The note of such joules."""
 _MOST_CPU_S = 60
 """A result that takes so much will never come."""
 
@@ -70,6 +75,8 @@ class Energy:
     """The phase, or the latest one of its name, is still open, or its last readings have not arrived."""
     is_lower_bound: bool = False
     note: str = ""
+    missing_s: float | None = None
+    """How much of it has no readings; None where that was not worked out."""
 
     @property
     def is_resolvable(self) -> bool:
@@ -180,10 +187,22 @@ class LiveRun:
         except Exception as error:  # noqa: BLE001  (as in `ask`)
             return [Energy("", note=f"{type(error).__name__}: {error}")]
 
-    def between(self, begin_ns: int, end_ns: int, wait_s: float, devices: Sequence[str] | None = None) -> list[Energy]:
+    def devices(self) -> list[Device]:
+        """What is measured, as far as the recording has said it. Raises nothing."""
+        with self._mutex, contextlib.suppress(PowerdError):
+            self._follow()
+        return [device for description in self._contents.descriptions.values() for device in description.devices]
+
+    def between(
+        self,
+        begin_ns: int,
+        end_ns: int,
+        wait_s: float,
+        devices: Sequence[str] | Mapping[str, Sequence[str]] | None = None,
+    ) -> list[Energy]:
         """What devices, all of them by default, took between two moments of the host's clock, by the plain integral of
         their readings: for a window of many readings, which knows no phases, at a tenth of the estimator's cost. A
-        device that nothing measures is left out.
+        device that nothing measures is left out. A mapping says which lines are added up under which name.
 
         Waits at most so long for the last readings; of a device where they have not come nothing is known
         (``is_so_far``). Never empty, and raises nothing.
@@ -210,8 +229,10 @@ class LiveRun:
             for device, own in feeds.items()
         ] or [Energy("", is_so_far=True, note=late)]
 
-    def _feeds(self, devices: Sequence[str] | None) -> dict[str, Sequence[str]]:
+    def _feeds(self, devices: Sequence[str] | Mapping[str, Sequence[str]] | None) -> Mapping[str, Sequence[str]]:
         """By device the lines whose sum is its power."""
+        if isinstance(devices, Mapping):
+            return devices
         every = [device for description in self._contents.descriptions.values() for device in description.devices]
         return {d.name: d.feeds for d in every if d.feeds and (devices is None or d.name in devices)}
 
@@ -317,8 +338,9 @@ class LiveRun:
 
 
 def _integral(device: str, signals: Sequence[Signal], begin_ns: int, end_ns: int) -> Energy:
-    """The energy of a device by its lines. U95 is of gain, zero and what the readings vary by."""
+    """The energy of a device by its lines. U95 is of gain, zero and what the readings vary by, at the edges too."""
     energy_j, squares, away_s, length_s = 0.0, 0.0, 0.0, (end_ns - begin_ns) * 1e-9
+    is_short = False
     for signal in signals:
         if len(signal) < 2:
             return Energy("", note=f"{signal.line.name} has no readings", device=device)
@@ -328,9 +350,12 @@ def _integral(device: str, signals: Sequence[Signal], begin_ns: int, end_ns: int
         if missing_s > max(_MOST_AWAY * length_s, 2e-9 * signal.spacing_ns):
             away_s = max(away_s, missing_s)
         _, watts = signal.power()
+        resolution_s = signal.resolution_ns * 1e-9
+        is_short = is_short or length_s < _LEAST_LENGTH * resolution_s
         sampling_j = float(np.std(watts)) * length_s / np.sqrt(max(len(watts), 1))
+        edges_j = float(np.std(watts)) * min(length_s, resolution_s)
         energy_j += own_j
-        squares += (accuracy.u_gain * own_j) ** 2 + (accuracy.u_offset_w * length_s) ** 2 + sampling_j**2
+        squares += (accuracy.u_gain * own_j) ** 2 + (accuracy.u_offset_w * length_s) ** 2 + sampling_j**2 + edges_j**2
     return Energy(
         "",
         energy_j,
@@ -339,7 +364,8 @@ def _integral(device: str, signals: Sequence[Signal], begin_ns: int, end_ns: int
         device=device,
         provenance=signals[0].line.provenance.value,
         is_lower_bound=away_s > 0,
-        note="readings are missing" if away_s else "",
+        note="readings are missing" if away_s else INTERPOLATED if is_short else "",
+        missing_s=away_s,
     )
 
 

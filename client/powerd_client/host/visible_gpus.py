@@ -134,3 +134,16 @@ def pci_of(properties: Any) -> str:
         return pci_key(f"{properties.pci_domain_id:x}:{properties.pci_bus_id:x}:{properties.pci_device_id:x}.0")
     except (AttributeError, ValueError, TypeError):
         return ""
+
+
+def visible_uuids(environment: Mapping[str, str] = os.environ) -> list[str]:
+    """The UUIDs of the GPUs that this process sees, as CUDA numbers them; empty where that cannot be told."""
+    with contextlib.suppress(Exception):  # without a driver there are none
+        gpus = list_gpus()
+        visible = environment.get("CUDA_VISIBLE_DEVICES")
+        if visible is None:
+            return [gpu["uuid"] for gpu in gpus]
+        order = environment.get("CUDA_DEVICE_ORDER", "")
+        named = takewhile(bool, (visible_gpu(entry, gpus, order) for entry in visible.split(",")))
+        return [gpu["uuid"] for gpu in named if gpu is not None]
+    return []

@@ -12,16 +12,17 @@ import contextlib
 import math
 import sys
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from statistics import median
+from typing import Protocol
 
 from powerd_client.energies.live_energy import Energy
 from powerd_client.host.hostclock import now_ns
 from powerd_client.host.log import tell
 from powerd_client.journals.ranks import rank_here
-from powerd_client.knobs.cap_search import CapSearch, Decision, Window
+from powerd_client.knobs.cap_search import Decision, Window
 from powerd_client.knobs.control import Emit, Hold, connect, own_devices
 from powerd_client.knobs.job_hold import JobHold, Reach, job_here, ranks_may_be_here
 from powerd_core.errors import ConfigError, ControlError, PeerError, WireError
@@ -42,6 +43,23 @@ _READINGS_S = 5.0
 KNOBS = ("power_cap_w", "sm_clock_mhz")
 """What may be chosen."""
 
+
+class Search(Protocol):
+    """Which level is tried next, and what the windows say in the end, as `powerd_client.knobs.cap_search.CapSearch`."""
+
+    default: float
+
+    def next_cap(self, windows_left: float) -> float | None: ...
+
+    def observe(self, window: Window) -> None: ...
+
+    def refuse(self, cap_w: float) -> None: ...
+
+    def decision(self) -> Decision: ...
+
+    def spent(self, iterations: Mapping[float, int]) -> tuple[float, float]: ...
+
+
 EnergyBetween = Callable[[int, int, float, Sequence[str]], Sequence[Energy]]
 """The energies between two moments of the host's clock, waiting so many seconds for readings, of devices."""
 
@@ -60,12 +78,13 @@ class PowerChooser:
 
     def __init__(
         self,
-        make_search: Callable[[float, float], CapSearch],
+        make_search: Callable[[float, float], Search],
         make_hold: Callable[[Sequence[str]], Hold],
         energy_between: EnergyBetween | None,
         emit: Emit,
         *,
         window_s: float = WINDOW_S,
+        least_iterations: int = LEAST_ITERATIONS,
         knob: str = "power_cap_w",
         iterations: int | None = None,
         find_range: Callable[[str], Reach] | None = None,
@@ -73,12 +92,13 @@ class PowerChooser:
         worker: Executor | None = None,
     ) -> None:
         """``make_search`` is given the least and the default level, ``make_hold`` the devices. Without
-        ``energy_between`` nothing is recorded, and nothing is chosen. ``knob`` is one of `KNOBS`, ``iterations`` how
-        many the training has, where that is known. ``find_range``, the clock and the worker that
-        works out energies are those of this machine unless given."""
+        ``energy_between`` nothing is recorded, and nothing is chosen. A window lasts ``window_s`` and has
+        ``least_iterations`` at least. ``knob`` is one of `KNOBS`, ``iterations`` how many the training has, where that
+        is known. ``find_range``, the clock and the worker that works out energies are those of this machine unless
+        given."""
         self._make_search, self._make_hold, self._energy_between = make_search, make_hold, energy_between
-        self._emit, self._window_ns = emit, round(window_s * 1e9)
-        self._search: CapSearch | None = None
+        self._emit, self._window_ns, self._least_iterations = emit, round(window_s * 1e9), least_iterations
+        self._search: Search | None = None
         self._hold: Hold | JobHold | None = None
         self._job: JobHold | None = None
         """Where this process is one of several ranks."""
@@ -86,10 +106,11 @@ class PowerChooser:
         self._speaks = True
         """Whether this is the rank that says what all ranks could."""
         self._knob, self._option, self._count = KNOB_OF_OPTION[knob], knob, iterations
-        self._find_range, self._now, self._worker = find_range or _range_here, now, worker
+        self._find_range, self._now, self._worker = find_range or range_of, now, worker
         self._devices: list[str] = []
         self._level = 0.0
         self._settled_ns = self._last_ns = 0
+        self._is_paused = False
         self._is_late = False
         """Whether ranks have not set yet what was said last."""
         self._pieces: list[_Piece] = []
@@ -181,13 +202,18 @@ class PowerChooser:
         elif self._job is not None:
             self._look_at_job(self._job)
 
+    def pause(self) -> None:
+        """The training does something else, as a validation: the next `step` ends that, no iteration."""
+        self._is_paused = True
+
     def _turn(self, t_ns: int) -> None:
         if self._job is not None and self._job.problem:
             self._give_up(self._job.problem)
             return
         turn_ns, self._last_ns = t_ns - self._last_ns, t_ns
-        self._iterations[self._level] += 1
-        is_pause = len(self._turns_ns) >= LEAST_ITERATIONS and turn_ns > PAUSE * median(self._turns_ns)
+        is_pause, self._is_paused = self._is_paused, False
+        self._iterations[self._level] += not is_pause
+        is_pause = is_pause or (len(self._turns_ns) >= LEAST_ITERATIONS and turn_ns > PAUSE * median(self._turns_ns))
         if not is_pause:
             self._turns_ns.append(turn_ns)
         if self._asked is not None:
@@ -215,7 +241,7 @@ class PowerChooser:
         piece = self._pieces[-1]
         piece.end_ns, piece.iterations = t_ns, piece.iterations + 1
         length_ns = sum(p.end_ns - p.begin_ns for p in self._pieces)
-        if length_ns < self._window_ns or sum(p.iterations for p in self._pieces) < LEAST_ITERATIONS:
+        if length_ns < self._window_ns or sum(p.iterations for p in self._pieces) < self._least_iterations:
             return
         piece.end_ns = self._synchronized_ns()
         assert self._hold is not None
@@ -298,7 +324,7 @@ class PowerChooser:
         self._settled_ns = self._now() + round(self._hold.settle_s * 1e9)
         return True
 
-    def _decide(self, search: CapSearch) -> None:
+    def _decide(self, search: Search) -> None:
         decision = search.decision()
         if not self._set(decision.level):
             self._give_up(f"the chosen {self._shown(decision.level)} could not be set")
@@ -357,17 +383,20 @@ class PowerChooser:
             self._worker.shutdown(wait=False, cancel_futures=True)
 
 
-def _range_here(knob: str) -> Reach:
-    """The GPUs that this process may use, and the least and the default level that all of them take; of a clock, which
-    nobody locks by default, the greatest. Raises `ControlError`, which says what is missing."""
+def range_of(knob: str, devices: Sequence[str] | None = None) -> Reach:
+    """The devices (by default the GPUs that this process may use), and the least and the default level that all of
+    them take; of a clock, which nobody locks by default, the greatest. Raises `ControlError`, which says what is
+    missing."""
     peer = connect()
     try:
         knobs = peer.ask(Request("describe")).knobs
     finally:
         peer.close()
-    devices = own_devices(knobs, [option_of(knob)])
+    devices = own_devices(knobs, [option_of(knob)]) if devices is None else list(devices)
     ranges: list[Range] = [k.range for k in knobs if k.device in devices and k.knob == knob]
     levels = {(r.least, r.greatest if knob.endswith("_clock") else r.default) for r in ranges}
+    if not levels:
+        raise ControlError(f"{', '.join(devices)}: nobody controls a {KNOB_OF_NAME[knob].words} of that name here")
     least, default = levels.pop()
     if levels or not isinstance(default, float):
         raise ControlError(f"{', '.join(devices)} have no common range of {KNOB_OF_NAME[knob].words}s")

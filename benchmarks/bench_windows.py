@@ -1,0 +1,96 @@
+"""Do windows around the phases of a fast loop add up? Ours and Zeus' around the same work of one simulated GPU.
+
+Each iteration waits for data, goes forward and backward, and each of these is a window of `ZeusMonitor`: that of
+`powerd_client.compat.zeus`, and inside it that of the package zeus (with ``approx_instant_energy``, as its manual
+advises for short windows), where ``--zeus DIR`` says it is installed. A window lies over all iterations, too. *Truth*
+are the card's own joules. *Sum* is that of all windows of phases; what lies between two windows belongs to none.
+
+    python benchmarks/bench_windows.py
+    python benchmarks/bench_windows.py --zeus DIR
+
+Target: the sum of ours within 5 % of their whole, and the whole within 2 % of the truth. Exit status 1 when missed.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from typing import Any
+
+from common import machine, options
+
+from powerd_core.gpu_physics import NETWORKS
+
+PHASES = {"data": (0.02, 0.0), "forward": (0.0, 0.027), "backward": (0.0, 0.054)}
+"""Seconds of waiting and of kernels."""
+MEMORY = 0.25
+WHOLE = "whole"
+MOST_OFF_SUM, MOST_OFF_WHOLE = 0.05, 0.02
+
+
+def monitors(zeus: str) -> dict[str, Any]:
+    from powerd_client.compat.zeus import ZeusMonitor
+
+    every: dict[str, Any] = {"powerd": ZeusMonitor([0])}
+    if zeus:
+        sys.path.append(zeus)
+        import zeus.monitor  # type: ignore[import-not-found]
+
+        every["zeus"] = zeus.monitor.ZeusMonitor([0], approx_instant_energy=True)
+    return every
+
+
+def measure(iterations: int, zeus: str) -> bool:
+    """Print a row for each monitor; whether the targets are met."""
+    from powerd_daemon.sources.sim.gpu_socket import SimGpu
+
+    gpu, every = SimGpu.here(), monitors(zeus)
+    busy_w = NETWORKS["vgg19"].busy_w
+    parts: dict[str, dict[str, list[Any]]] = {who: {name: [] for name in PHASES} for who in every}
+
+    def begin(name: str) -> None:
+        for monitor in every.values():
+            monitor.begin_window(name, sync_execution=False)
+
+    def end(name: str) -> dict[str, Any]:
+        return {who: every[who].end_window(name, sync_execution=False) for who in reversed(every)}
+
+    before_j = gpu.truth()["energy_j"]
+    begin(WHOLE)
+    for _ in range(iterations):
+        for name, (wait_s, kernels_s) in PHASES.items():
+            begin(name)
+            gpu.run(wait_s, kernels_s * (1 - MEMORY), kernels_s * MEMORY, busy_w)
+            for who, measurement in end(name).items():
+                parts[who][name].append(measurement)
+    wholes = end(WHOLE)
+    truth_j = gpu.truth()["energy_j"] - before_j
+    names = "".join(f"{name:>10}" for name in (*PHASES, "sum", WHOLE))
+    print(f"{'':8}{names}{'sum/whole':>11}  truth {truth_j:.0f} J")
+    is_met = True
+    for who, measurement in wholes.items():
+        of_phases = [sum(m.total_energy for m in own) for own in parts[who].values()]
+        whole_j = measurement.total_energy
+        u95 = f"  ± {measurement.gpu_u95[0]:.2g} J" if who == "powerd" else ""
+        joules = "".join(f"{j:10.0f}" for j in (*of_phases, sum(of_phases), whole_j))
+        print(f"{who:8}{joules}{sum(of_phases) / whole_j:11.2f}{u95}", flush=True)
+        if who == "powerd":
+            is_met = abs(sum(of_phases) / whole_j - 1) < MOST_OFF_SUM and abs(whole_j / truth_j - 1) < MOST_OFF_WHOLE
+    return is_met
+
+
+def main() -> int:
+    o = options(__doc__, iterations=20, zeus="")
+    if "POWERD_SIM_GPU" in os.environ:
+        return 0 if measure(o.iterations, o.zeus) else 1
+    print(machine(), flush=True)
+    words = [os.path.abspath(__file__), "--iterations", str(o.iterations), "--zeus", o.zeus]
+    command = [sys.executable, "-m", "powerd_daemon", "sim-gpu", "--", sys.executable, *words]
+    with tempfile.TemporaryDirectory() as folder:
+        return subprocess.run(command, check=False, cwd=folder).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())
