@@ -175,8 +175,8 @@ def test_a_file_that_appears_meanwhile_is_not_replaced(out):
     [
         (lambda p: None, "there is no run file"),
         (lambda p: p.mkdir(), "is a directory"),
-        (lambda p: p.write_text("hello"), "no run file, or was cut off"),
-        (lambda p: p.write_bytes(b""), "no run file, or was cut off"),
+        (lambda p: p.write_text("hello"), "it is not HDF5"),
+        (lambda p: p.write_bytes(b""), "is empty"),
         (lambda p: h5py.File(p, "w").close(), "an HDF5 file, but no powerd run"),
         (lambda p: (small_run.claim_journal(p) / "x").touch(), "holds nothing of a run"),
         (lambda p: make_journal(p, frames()), "does not say which run it is"),
