@@ -21,10 +21,10 @@ from textwrap import fill
 from powerd_core.errors import ConfigError, PowerdError
 from powerd_core.model import Description
 from powerd_core.serde import describe_options, read_description
-from powerd_core.text import LEGIBLE, did_you_mean, printable, register_legible
+from powerd_core.text import LEGIBLE, printable, register_legible
 from powerd_daemon.commands import Command, add_format_option, add_keys_option, load, make_parser
 from powerd_daemon.config import DEFAULT_LISTEN, NOTHING, Config, ServerConfig, load_config, source_config
-from powerd_daemon.sources.base import find_source, kinds
+from powerd_daemon.sources.base import UNTESTED, find_source, kinds
 
 WIDTH = 80
 
@@ -146,21 +146,21 @@ def run_config(arguments: argparse.Namespace) -> Config:
 
 
 def _sources_options(sources: argparse.ArgumentParser) -> None:
-    sources.add_argument("kind", nargs="?", metavar="KIND", help="only this one, such as nvml; all without it")
-    sources.epilog = "powerd sources nvml"
+    sources.epilog = "powerd sources hwmon"
+    sources.add_argument("kind", nargs="?", metavar="KIND", help="one kind alone; default: all of them")
 
 
 def _sources(arguments: argparse.Namespace) -> None:
-    if arguments.kind is not None and arguments.kind not in kinds():
-        raise ConfigError(f"there is no kind of source {arguments.kind!r}{did_you_mean(arguments.kind, kinds())}")
-    for kind in kinds() if arguments.kind is None else (arguments.kind,):
+    if arguments.kind:
+        find_source(arguments.kind)  # or an error that says which there are
+    for kind in (arguments.kind,) if arguments.kind else kinds():
         try:
             cls = find_source(kind)
         except ConfigError as error:
             print(f"{kind}\n    not usable here: {error}\n")
             continue
         summary = (inspect.getdoc(cls) or inspect.getdoc(inspect.getmodule(cls)) or "").split("\n\n")[0]
-        print(kind, _indented(summary, "    "), sep="\n")
+        print(f"{kind} ({UNTESTED})" if cls.is_untested else kind, _indented(summary, "    "), sep="\n")
         for option in describe_options(cls.Options):
             default = f"default {option.default}" if option.default else "required"
             print(_indented(f"{option.name} = {option.type} ({default})", "    "))
@@ -199,7 +199,8 @@ def description_rows(description: Description) -> Iterator[str]:
     if description.access:
         yield f"who may read: {description.access} (docs/howto/security.md)"
     for stream in description.streams:
-        yield f"stream {stream.number} {stream.source}, {1e9 / stream.period_ns:.6g} Hz"
+        untested = f", {UNTESTED}" if stream.detail.get("untested") else ""
+        yield f"stream {stream.number} {stream.source}, {1e9 / stream.period_ns:.6g} Hz{untested}"
         for line in stream.lines:
             quantity = {"power_w": "power", "energy_j": "energy counter"}.get(line.quantity, line.quantity)
             note = f": {line.description}" if line.description else ""

@@ -53,9 +53,12 @@ class TestConformance(SourceConformance):
     polls = 200
 
     def make(self, start: Start) -> NodeSource:
-        node = SimulatedNode(start.clock)
+        node = self.node = SimulatedNode(start.clock)
         node.turns_us = [(node.node_us + 300_000 * k, k % 2) for k in range(1, 20)]
         return source_on(node, start)
+
+    def fail(self, source):
+        self.node.unplugged = "unplugged"
 
 
 class TestReadings:

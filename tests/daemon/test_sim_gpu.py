@@ -392,10 +392,15 @@ class TestConformance(SourceConformance):
     def make(self, start):
         clock = start.clock
         gpus = [SimulatedGpu(RTX_6000, i, now_s=clock.now_ns() / 1e9) for i in range(2)]
+        self.gpus = gpus
         for _ in range(300):
             gpus[0].submit(iteration())
         face = NvmlFace(SimulatedNode(gpus), lambda: clock.now_ns() / 1e9, lambda: clock.wall_ns() / 1e9)
         return NvmlSource(NvmlOptions(), start, make_module(face.call))
+
+    def fail(self, source):
+        for gpu in self.gpus:
+            gpu.is_lost = True
 
 
 class TestSource:

@@ -31,10 +31,17 @@ class TestConformanceOfAProcess(SourceConformance):
     def make(self, start: Start) -> CpuModelSource:
         return CpuModelSource(CpuModelOptions(pid=os.getpid()), start)
 
+    def fail(self, source):
+        source._reader._process._clock_id = (~(1 << 30) << 3) | 2  # of a process that cannot be
+
 
 class TestConformanceOfTheHost(SourceConformance):
     def make(self, start: Start) -> CpuModelSource:
         return CpuModelSource(CpuModelOptions(), start)
+
+    def fail(self, source):
+        with open(os.devnull) as nothing:
+            os.dup2(nothing.fileno(), source._reader._file)
 
 
 @pytest.fixture

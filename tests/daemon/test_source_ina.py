@@ -28,6 +28,7 @@ class Bus(SimBus):
 
     path = "/dev/i2c-2"
     closed = 0
+    opened: "Bus"
 
     def close(self):
         type(self).closed += 1
@@ -38,7 +39,8 @@ def bus(monkeypatch, clock):
     def make(number, timeout_ms):
         assert (number, timeout_ms) == (2, 50)
         bench = Bench([1.0] * 3, sensors=SENSORS)
-        return Bus(clock, bench.chips)
+        Bus.opened = Bus(clock, bench.chips)
+        return Bus.opened
 
     monkeypatch.setattr(ina, "LinuxBus", make)
 
@@ -51,6 +53,10 @@ def clock():
 class TestConformance(SourceConformance):
     def make(self, start: Start) -> InaSource:
         return InaSource(InaOptions(bus=2, sensors=SENSORS), start)
+
+    def fail(self, source):
+        for sensor, _ in source.bank:
+            Bus.opened.fail(sensor.address, 1 << 30)
 
 
 def test_lines_say_what_they_are(clock):

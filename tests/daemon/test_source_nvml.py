@@ -39,7 +39,11 @@ class TestConformance(SourceConformance):
     polls = 400
 
     def make(self, start: Start) -> NvmlSource:
-        return NvmlSource(NvmlOptions(), start, FakeNvml(start.clock, gpus=2))
+        self.nvml = FakeNvml(start.clock, gpus=2)
+        return NvmlSource(NvmlOptions(), start, self.nvml)
+
+    def fail(self, source):
+        self.nvml.refuse = dict.fromkeys(TELLING, GPU_IS_LOST)
 
 
 class TestWhatThereIs:
@@ -78,6 +82,25 @@ class TestWhatThereIs:
         line = next(line for s in opened(nvml).streams for line in s.lines if line.name == "gpu0.nvml")
         assert "nvmlDeviceGetPowerUsage" in line.description
         assert line.accuracy.window_ns == window_ms * MS
+
+    def test_a_gpu_in_parts_says_that_its_power_is_the_whole_gpus(self, clock):
+        nvml = FakeNvml(clock)
+        nvml.mig = ["MIG-1", "MIG-2"]
+        o = opened(nvml)
+        assert o.streams[0].detail["mig"] == [
+            {"uuid": uuid, "name": "NVIDIA Fake MIG 3g.40gb"} for uuid in ("MIG-1", "MIG-2")
+        ]
+        assert "power of the whole GPU, whose 2 MIG instances have none of their own" in o.devices[0].description
+        assert [d.name for d in o.devices] == ["gpu0"]
+        assert "mig" not in opened(FakeNvml(clock)).streams[0].detail
+
+    def test_the_power_of_a_grace_hopper_module_contains_the_gpus_and_is_never_added(self, clock):
+        nvml = FakeNvml(clock)
+        del nvml.refuse[186, 1]
+        o = opened(nvml, scope_ms=10.0)
+        (stream,) = [s for s in o.streams if s.lines[0].name == "gpu0.nvml_module"]
+        assert (stream.detail["scope"], o.devices[0].feeds) == ("module", ("gpu0.nvml_samples",))
+        assert "contains the GPU's power" in stream.lines[0].description
 
 
 AGE_NS = 16_500_000

@@ -82,12 +82,24 @@ def opened(root: Path, clock: VirtualClock | None = None, **options: object) -> 
 
 
 class TestConformance(SourceConformance):
+    polls = 60
+
     @pytest.fixture(autouse=True)
     def _root(self, tmp_path):
         self.root = tree(tmp_path, LAPTOP)
 
+    @pytest.fixture
+    def clock(self):
+        """Counters that stood would be flagged anyway."""
+        return CountingClock(self.root, 1_000_000, dict.fromkeys(LAPTOP, (5, 40.0)))
+
     def make(self, start: Start) -> RaplSource:
         return RaplSource(RaplOptions(root=self.root), start)
+
+    def fail(self, source: RaplSource) -> None:
+        source.start.clock.zones = {}
+        for zone in LAPTOP:
+            count(self.root, zone, "")
 
 
 class TestZones:

@@ -50,6 +50,16 @@ class TestConformance(SourceConformance):
     def make(self, start: Start) -> ReplaySource:
         return ReplaySource(ReplayOptions(path=str(self.path)), start)
 
+    def fail(self, source):
+        """What is read after the block that waits says that it is laid out otherwise."""
+        source.start.clock.sleep_until(source._next.t_last_ns)
+
+        def broken():
+            raise ValueError("a block is not laid out as described")
+            yield
+
+        source._events = broken()
+
 
 @pytest.mark.parametrize("name", ["", "journal.bin", "run.h5.journal.gz"])
 def test_codes_and_flags_stay_and_times_move_to_now(tmp_path, name):

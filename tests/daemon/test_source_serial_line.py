@@ -70,7 +70,11 @@ class TestConformance(SourceConformance):
         lines = [(start.clock.now_ns() + k * 100 * MS, f"P={k}.5 W E={k} Wh\r\n") for k in range(110)]
         pattern = r"P=(?P<power>[\d.]+) W E=(?P<energy>\d+) Wh"
         options = SerialLineOptions(port="x", pattern=pattern, units={"energy": "Wh"}, every_ms=100.0)
-        return SerialLineSource(options, start, lambda port, baud: Player(start.clock, lines))
+        self.player = Player(start.clock, lines)
+        return SerialLineSource(options, start, lambda port, baud: self.player)
+
+    def fail(self, source):
+        self.player.is_out = True
 
 
 class TestReadings:

@@ -178,6 +178,10 @@ class TestConformanceOfMixedTypes(SourceConformance):
     def make(self, start: Start) -> SimSource:
         return SimSource(SimOptions(**MIXED_OPTIONS, bus_every=4), start)
 
+    def fail(self, source):
+        for sensor, _ in source.bank:
+            source.bus.fail(sensor.address, 1 << 30)
+
 
 def test_faults_on_a_schedule_are_flagged_and_counted():
     clock = VirtualClock()

@@ -54,7 +54,11 @@ class TestConformance(SourceConformance):
     def make(self, start):
         meter = SimWt310(RAMP.energy_j, start.clock.now_ns())
         options = Wt310eOptions(port="/dev/ttySIM", **RANGES)
-        return Wt310eSource(options, start, lambda port, baud: SimLink(meter, start.clock))
+        self.link = SimLink(meter, start.clock)
+        return Wt310eSource(options, start, lambda port, baud: self.link)
+
+    def fail(self, source):
+        self.link.is_out = True
 
 
 class TestReadings:

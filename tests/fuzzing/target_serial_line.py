@@ -11,8 +11,10 @@ from powerd_daemon.sources.serial_line import SerialLineOptions, SerialLineSourc
 from powerd_daemon.sources.sim.bus import VirtualClock
 
 _OPTIONS = (
-    SerialLineOptions("/dev/x", r"P=(?P<power>\S+) *(?P<power_unit>\w*)", ignore="^#"),
-    SerialLineOptions("/dev/x", r"(?P<volts>\S+) V,(?P<amps>\S+) A(?:,(?P<energy>\S+))?", decimal=",", ask="?"),
+    SerialLineOptions(port="/dev/x", pattern=r"P=(?P<power>\S+) *(?P<power_unit>\w*)", ignore="^#"),
+    SerialLineOptions(
+        port="/dev/x", pattern=r"(?P<volts>\S+) V,(?P<amps>\S+) A(?:,(?P<energy>\S+))?", decimal=",", ask="?"
+    ),
 )
 _WORDS = (b"P=", b"1.5", b"1e9", b"1E+999999999", b"-", b"NaN", b"sNaN", b"Infinity", b" W", b" kW", b" V,", b" A",
           b",", b"\n", b"\r\n", b"#", b"9" * 40, b"_", "\u0661".encode(), b"\xff", b"\0", b"\x1b[2J",

@@ -145,6 +145,7 @@ def _lines(run: Run, signals: list[Signal], described: RunDevice, wholes: Sequen
                 "has_readings": has_readings,
                 "is_feed": is_feed,
                 "sensor": sensor(s) if has_readings else "",
+                "untested": s.line.detail.get("untested"),
                 "calibration": s.line.detail.get("calibration", {}).get(s.line.name),
             }
         )
@@ -249,6 +250,8 @@ def _describe_lines(device: Document, run: str) -> Iterator[str]:
         else:
             text += "no energy"
         text += f", {count}; {line['sensor']}"
+        if line["untested"]:
+            text += f"; {line['untested']}"
         if calibration := line["calibration"]:
             text += f"; response {calibration.get('response')}, gain {calibration.get('gain')}"
         if not line["is_feed"] and known:

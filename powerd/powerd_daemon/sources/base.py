@@ -19,6 +19,8 @@ from powerd_core.text import did_you_mean
 from powerd_daemon.clock import Clock
 
 GROUP = "powerd.sources"
+UNTESTED = "untested on hardware"
+"""Said wherever a source is chosen and its readings are shown that was tested against simulated answers alone."""
 LEAST_RATE_HZ = 0.001
 """The slowest pace of a source: a reading in a quarter of an hour."""
 
@@ -44,6 +46,8 @@ class Source(ABC):
     """A frozen dataclass of the options that the configuration may give, with their defaults."""
     catches_up: ClassVar[bool] = False
     """Whether a late `poll` makes up for the deadlines before it, so that none is missed."""
+    is_untested: ClassVar[bool] = False
+    """Whether the source has never met what it measures with: said in its help and with its lines (`UNTESTED`)."""
 
     def __init__(self, options: Any, start: Start) -> None:
         """Keep what is needed; touch no hardware. Raises `ConfigError` for options that cannot work together."""
@@ -97,6 +101,8 @@ class Source(ABC):
     ) -> Stream:
         """The source's next stream, in this epoch and numbered where its last sampler left off."""
         start = self.start
+        if self.is_untested:
+            detail = {**detail, "untested": UNTESTED}
         stream = Stream(
             start.first_stream + len(self.builders), start.name, tuple(columns), tuple(lines), period_ns, detail
         )

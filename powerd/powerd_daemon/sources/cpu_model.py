@@ -121,10 +121,10 @@ class HostCpu:
             raise SensorError(f"{path} cannot be read: {error.strerror}") from error
 
     def __call__(self) -> int:
-        head, *fields = os.pread(self._file, 256, 0).split(b"\n", 1)[0].split()
-        if head != b"cpu" or len(fields) < 7:
+        fields = os.pread(self._file, 256, 0).partition(b"\n")[0].split()
+        if fields[:1] != [b"cpu"] or len(fields) < 8:
             raise SensorError(f"{self._path} does not begin with the CPUs' times")
-        user, nice, system, _idle, _iowait, irq, softirq = map(int, fields[:7])
+        user, nice, system, _idle, _iowait, irq, softirq = map(int, fields[1:8])
         return (user + nice + system + irq + softirq) * HOST_TICK_NS
 
     def close(self) -> None:

@@ -1,11 +1,12 @@
-"""Source ``serial-line``: any meter that prints its readings as lines of text on a serial port.
+"""Meters that print their readings as lines of text, and source ``serial-line``: those on a serial port.
 
-`LineFormat` finds the numbers in a line, as whole microwatts and microjoules.
+`LineFormat` finds the numbers in a line, as whole microwatts and microjoules; `LineSource` times it by its arrival.
 """
 
 from __future__ import annotations
 
 import re
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal, DecimalException
@@ -25,10 +26,8 @@ from powerd_core.model import (
 )
 from powerd_core.serde import option
 from powerd_daemon.sources.base import LineOutput, Source, Start
+from powerd_daemon.sources.polled import CODES_PER_UNIT, SILENCE, micro_code
 from powerd_daemon.sources.port import LineReader, OpenPort, Port, SerialPort
-
-CODES_PER_UNIT = 1_000_000
-"""Codes are microwatts and microjoules: whole numbers that hold what was printed without rounding to binary."""
 
 _UNITS = {
     # Without VA: apparent power says nothing of AC's power without the power factor.
@@ -40,11 +39,8 @@ _UNITS = {
 _DEFAULTS = {"power": "W", "energy": "J", "volts": "V", "amps": "A"}
 _GROUPS = ({"power"}, {"energy"}, {"power", "energy"}, {"volts", "amps"}, {"volts", "amps", "energy"})
 """What a pattern may read: never the power in two ways."""
-_LIMIT = 1 << 62
 LATENCY_NS = 16_000_000
 """What a USB serial adapter may hold bytes back."""
-SILENCE = 3
-"""So many times the usual distance without a line is a silence."""
 
 
 class LineFormat:
@@ -91,22 +87,15 @@ class LineFormat:
                     values[name] = Decimal(number.strip().replace(self._decimal, ".")) * scale
             if "volts" in values and "amps" in values:
                 values["power"] = values["volts"] * values["amps"]
-            return {q: _code(values[q]) for q in self.quantities if q in values}
+            return {q: micro_code(values[q]) for q in self.quantities if q in values}
         except (DecimalException, ValueError, KeyError):
             return {}
 
 
-def _code(value: Decimal) -> int:
-    if not value.is_finite() or abs(value) * CODES_PER_UNIT >= _LIMIT:
-        raise ValueError(f"{value} is beyond what any meter measures")
-    return int((value * CODES_PER_UNIT).to_integral_value())
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LineOptions:
+    """What a meter prints and how good it is: nobody but its manual can say."""
 
-
-@dataclass(frozen=True, slots=True)
-class SerialLineOptions:
-    """What the meter prints and how good it is: nobody but its manual can say."""
-
-    port: str = field(metadata={"help": "serial port such as /dev/ttyUSB0, best by its name under /dev/serial/by-id"})
     pattern: str = field(
         metadata={
             "help": "regular expression that finds the numbers in a line, by named groups: power, energy (a counter "
@@ -121,11 +110,7 @@ class SerialLineOptions:
         },
     )
     decimal: Literal[".", ","] = option(".", "the decimal sign in the meter's numbers")
-    baud: int = option(9600, "baud rate")
     every_ms: float = option(1000.0, "usual distance of the meter's lines")
-    ask: str = option(
-        "", r"what to send every every_ms to get a line, with its end, such as 'VAL?\r\n'; empty = nothing"
-    )
     ignore: str = option("", "regular expression of lines that are no readings (headings)")
     window_ms: float = option(0.0, "how long one reading averages; 0 = as long as every_ms")
     delay_ms: float = option(0.0, "from the end of that time to the line's first character")
@@ -133,15 +118,15 @@ class SerialLineOptions:
     u_offset_w: float = option(0.0, "standard uncertainty of the zero in watts")
     step_w: float = option(0.0, "smallest step of the power that the meter shows, in watts")
     accuracy_origin: str = option("", "where these figures come from, for the record; empty = assumed")
-    poll_ms: float = option(10.0, "distance of looks at the port")
+    poll_ms: float = option(10.0, "distance of looks at what was printed")
     line: str = option("meter", "name of the power's line; the energy's is <line>_energy")
     device: str = option("node", "name of the device behind the meter")
 
     def __post_init__(self) -> None:
-        if not self.port or not self.line or not self.device:
-            raise ConfigError("port, line and device must not be empty")
-        if self.baud < 1 or not 1 <= self.poll_ms <= self.every_ms:
-            raise ConfigError("baud must be positive, and poll_ms from 1 to every_ms")
+        if not self.line or not self.device:
+            raise ConfigError("line and device must not be empty")
+        if not 1 <= self.poll_ms <= self.every_ms:
+            raise ConfigError("poll_ms must be from 1 to every_ms")
         if min(self.window_ms, self.delay_ms, self.u_offset_w, self.step_w) < 0 or self.u_gain <= 0:
             raise ConfigError("u_gain must be positive; window_ms, delay_ms, u_offset_w and step_w not negative")
         LineFormat(self.pattern, self.units, self.decimal)
@@ -151,24 +136,40 @@ class SerialLineOptions:
             raise ConfigError(f"ignore is no regular expression: {error}") from error
 
 
-class SerialLineSource(Source):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SerialLineOptions(LineOptions):
+    """Of the port and of what is sent."""
+
+    port: str = field(metadata={"help": "serial port such as /dev/ttyUSB0, best by its name under /dev/serial/by-id"})
+    baud: int = option(9600, "baud rate")
+    ask: str = option(
+        "", r"what to send every every_ms to get a line, with its end, such as 'VAL?\r\n'; empty = nothing"
+    )
+
+    def __post_init__(self) -> None:
+        if not self.port or self.baud < 1:
+            raise ConfigError("port must not be empty, and baud must be positive")
+        LineOptions.__post_init__(self)
+
+
+class LineSource(Source):
     """Lines ``meter`` (microwatts) and ``meter_energy`` (microjoules), as far as the pattern has them, a stream each.
 
     A line of text that neither matches nor is to be ignored is a flagged reading, and so is every stretch of
     ``every_ms`` in a silence. ``garbled`` and ``silences`` count them, ``late`` the lines whose times
-    are not known. Tests give ``open_port`` a port of their own.
+    are not known. A subclass says where lines come from.
     """
 
-    Options: ClassVar[type[SerialLineOptions]] = SerialLineOptions
-    options: SerialLineOptions
+    options: LineOptions
+    ask = b""
+    """What is sent every ``every_ms`` to get a line."""
 
-    def __init__(self, options: SerialLineOptions, start: Start, open_port: OpenPort = SerialPort) -> None:
+    def __init__(self, options: LineOptions, start: Start) -> None:
         super().__init__(options, start)
-        self._open_port = open_port
         self._format = LineFormat(options.pattern, options.units, options.decimal)
         self._ignore = re.compile(options.ignore) if options.ignore else None
-        self._ask = options.ask.replace("\\r", "\r").replace("\\n", "\n").encode()
         self._port: Port | None = None
+        self._detail: Mapping[str, object] = {}
         self._reader = LineReader(0)
         self._outputs: dict[str, LineOutput] = {}
         self._heard_ns: dict[str, int] = {}
@@ -183,23 +184,29 @@ class SerialLineSource(Source):
     def period_ns(self) -> int:
         return round(self.options.poll_ms * 1e6)
 
+    @abstractmethod
+    def connect(self) -> tuple[Port, Mapping[str, object]]:
+        """Get hold of what prints; with it, what the streams' ``detail`` is to say of it. Raises `SensorError`."""
+
     def open(self) -> tuple[tuple[Stream, ...], tuple[Device, ...]]:
         o = self.options
-        self._port = self._open_port(o.port, o.baud)
+        self._port, self._detail = self.connect()
         self._port.read()
         self._reader = LineReader(self._port.byte_ns)
         self._looked_ns = self._ask_ns = self.start.clock.now_ns()
         # What is under way when the port is opened lacks its beginning; an answer to a question does not.
-        self._is_first = not self._ask
+        self._is_first = not self.ask
         streams = tuple(self._add(quantity) for quantity in self._format.quantities)
-        return streams, (Device(o.device, (streams[0].lines[0].name,), f"what is behind the meter on {o.port}"),)
+        return streams, (
+            Device(o.device, (streams[0].lines[0].name,), f"what is behind the meter on {self._port.name}"),
+        )
 
     def poll(self) -> None:
         assert self._port is not None, "open comes first"
         now_ns = self.start.clock.now_ns()
-        if self._ask and now_ns >= self._ask_ns:
+        if self.ask and now_ns >= self._ask_ns:
             self._ask_ns = max(self._ask_ns + self._every_ns, now_ns)
-            self._port.write(self._ask)
+            self._port.write(self.ask)
         before_ns, self._looked_ns = self._looked_ns, now_ns
         is_late = now_ns - before_ns > 2 * (self.period_ns + LATENCY_NS)
         for begun_ns, text in self._reader.feed(self._port.read(), before_ns, now_ns):
@@ -240,6 +247,7 @@ class SerialLineSource(Source):
             self._outputs[quantity].append(t_ns, 0 if is_late else code, Flag.STALE if is_late else 0)
 
     def _add(self, quantity: str) -> Stream:
+        assert self._port is not None
         o, is_counter = self.options, quantity == "energy"
         accuracy = Accuracy(
             u_gain=o.u_gain,
@@ -251,10 +259,27 @@ class SerialLineSource(Source):
         )
         kind, column = (CounterConversion, "energy_uj") if is_counter else (ScaledConversion, "power_uw")
         name, what = (f"{o.line}_energy", "energy counter") if is_counter else (o.line, "power")
-        description = f"{what} as printed by the meter on {o.port}"
+        description = f"{what} as printed by the meter on {self._port.name}"
         conversion = kind(column, 1 / CODES_PER_UNIT)
         line = Line(name, o.device, conversion, Provenance.MEASURED, accuracy, description)
-        detail = {"port": o.port, "baud": o.baud, "pattern": o.pattern, "units": dict(o.units), "ask": o.ask}
+        detail = {"pattern": o.pattern, "units": dict(o.units), **self._detail}
         stream = self.add_stream((Column(column, "q"),), (line,), self._every_ns, detail)
         self._outputs[quantity], self._heard_ns[quantity] = LineOutput(self.builders[-1]), self._looked_ns
         return stream
+
+
+class SerialLineSource(LineSource):
+    """Lines ``meter`` (power) and ``meter_energy`` of any meter that prints its readings on a serial port. Tests give
+    ``open_port`` a port of their own."""
+
+    Options: ClassVar[type[SerialLineOptions]] = SerialLineOptions
+    options: SerialLineOptions
+
+    def __init__(self, options: SerialLineOptions, start: Start, open_port: OpenPort = SerialPort) -> None:
+        super().__init__(options, start)
+        self._open_port = open_port
+        self.ask = options.ask.replace("\\r", "\r").replace("\\n", "\n").encode()
+
+    def connect(self) -> tuple[Port, Mapping[str, object]]:
+        o = self.options
+        return self._open_port(o.port, o.baud), {"port": o.port, "baud": o.baud, "ask": o.ask}

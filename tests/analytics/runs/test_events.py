@@ -52,3 +52,9 @@ def test_info_counts_them_and_says_the_result(tmp_path, capsys):
 def test_events_that_cannot_be_are_refused_in_one_line(tmp_path, event):
     with pytest.raises(RunFileError, match="is damaged or incomplete"):
         read_run(run_with(tmp_path, [event]))
+
+
+def test_info_says_which_source_met_no_hardware(tmp_path):
+    lines = [LineSpec("wall", constant, detail={"untested": "untested on hardware"}), LineSpec("rail", constant)]
+    said = list(describe_run(run_document(read_run(make_run(tmp_path / "r.h5", lines, [])))))
+    assert [line.split()[0] for line in said if line.endswith("; untested on hardware")] == ["wall"]

@@ -7,13 +7,25 @@ import re
 from abc import abstractmethod
 from array import array
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from powerd_core.model import CLOCK_NAME, Block, Description, Device, Gap, QuantityConversion, Stream, columns
+from powerd_core.errors import SensorError
+from powerd_core.model import (
+    BAD,
+    BASE_COLUMNS,
+    CLOCK_NAME,
+    Block,
+    Description,
+    Device,
+    Gap,
+    QuantityConversion,
+    Stream,
+    columns,
+)
 from powerd_core.serde import read_description, to_document
 from powerd_core.wire import decode, encode
 from powerd_daemon.sources.base import Source, Start
@@ -32,6 +44,18 @@ class Opened:
     clock: VirtualClock
     streams: tuple[Stream, ...]
     devices: tuple[Device, ...]
+
+    def run_until_lost(self, polls: int) -> tuple[list[Block | Gap], bool]:
+        """What comes of some polls, and whether the source was lost meanwhile."""
+        made: list[Block | Gap] = []
+        for _ in range(polls):
+            self.clock.sleep_until(self.clock.now_ns() + self.source.period_ns)
+            try:
+                self.source.poll()
+                made += self.source.take()
+            except SensorError:
+                return made + self.source.take(), True
+        return made + self.source.finish(), False
 
     def run(self, polls: int, every: int = 25) -> list[Block | Gap]:
         """Poll at the source's deadlines and take every few polls, as the sampler does."""
@@ -63,14 +87,91 @@ class Opened:
         return found
 
 
+def swallow_errors(o: Opened, how: str) -> None:
+    """Let a source do what none may: an error becomes the value before, a 0, or nothing at all. It stands where the
+    source gives out its readings, so that it is the same for every kind."""
+    last: dict[int, list[int]] = {}
+    source, poll, take = o.source, o.source.poll, o.source.take
+
+    def poll_on() -> None:
+        try:
+            poll()
+        except SensorError:
+            if how == "nothing":
+                return
+            for builder in source.builders:
+                lines = len(builder.stream.lines)
+                codes = last.get(builder.stream.number) if how == "the value before" else None
+                rows = codes or [0] * len(builder.stream.columns)
+                builder.append(o.clock.now_ns(), [0] * lines, [0] * lines, [[code] * lines for code in rows])
+
+    def take_well() -> list[Block | Gap]:
+        return [good for event in take() if (good := _without_flags(event, o, last, how)) is not None]
+
+    source.poll, source.take = poll_on, take_well  # type: ignore[method-assign]
+    source.finish = take_well  # type: ignore[method-assign]
+
+
+def _without_flags(event: Block | Gap, o: Opened, last: dict[int, list[int]], how: str) -> Block | Gap | None:
+    if isinstance(event, Gap):
+        return event
+    stream = next(s for s in o.streams if s.number == event.stream)
+    views = columns(event, stream)
+    types = dict(BASE_COLUMNS) | {c.name: c.typecode for c in stream.columns}
+    arrays = {name: array(typecode, bytes(views[name])) for name, typecode in types.items()}
+    codes = [arrays[c.name] for c in stream.columns]
+    if how == "nothing" and any(flag & BAD for flag in arrays["flags"]):
+        return None
+    for i, flag in enumerate(arrays["flags"]):
+        if flag & BAD:
+            arrays["flags"][i] = 0
+            for k, column in enumerate(codes):
+                column[i] = last[stream.number][k] if how == "the value before" and stream.number in last else 0
+        else:
+            last[stream.number] = [column[i] for column in codes]
+    return replace(event, payload=b"".join(values.tobytes() for values in arrays.values()))
+
+
 class SourceConformance:
-    """Set ``polls`` so that every stream has several blocks, and implement `make`."""
+    """Set ``polls`` so that every stream has several blocks, and implement `make` and `fail`."""
 
     polls = 300
 
     @abstractmethod
     def make(self, start: Start) -> Source:
         """The source under test, with what answers it."""
+
+    @abstractmethod
+    def fail(self, source: Source) -> None:
+        """Let what answers an open source of `make` fail from now on: pull its plug, at the register or the wire."""
+        raise NotImplementedError("say how what this source measures with fails")
+
+    def check_failure(self, opened: Opened) -> None:
+        """After it failed no reading is good: each is flagged, or the source says that it is lost."""
+        opened.run_until_lost(self.polls // 2)
+        self.fail(opened.source)
+        failed_ns = opened.clock.now_ns()
+        made, is_lost = opened.run_until_lost(self.polls)
+        for line in (line.name for s in opened.streams for line in s.lines):
+            r = opened.readings(made, line)
+            flags = [flag for t_ns, flag in zip(r["t_ns"], r["flags"], strict=True) if t_ns > failed_ns]
+            assert all(flag & BAD for flag in flags), f"{line} has good readings of a sensor that fails"
+            assert flags or is_lost, f"{line} says nothing of its failure"
+
+    def test_a_failure_is_flagged_or_loses_the_source(self, opened: Opened) -> None:
+        self.check_failure(opened)
+
+    @pytest.mark.parametrize("how", ["the value before", "0", "nothing", "no failure at all"])
+    def test_errors_that_are_swallowed_fail_this_class(
+        self, opened: Opened, how: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A source that hid its errors would not pass, and neither would a `fail` that does nothing."""
+        if how == "no failure at all":
+            monkeypatch.setattr(self, "fail", lambda _source: None)
+        else:
+            swallow_errors(opened, how)
+        with pytest.raises(AssertionError, match="good readings of a sensor|says nothing of its failure"):
+            self.check_failure(opened)
 
     @pytest.fixture
     def clock(self) -> VirtualClock:

@@ -35,6 +35,8 @@ class FakeNvml:
         # As on an H200: the memory has an average power alone, and there is no module.
         self.refuse: dict[str | int | tuple[int, int], int] = dict.fromkeys(((186, 1), (185, 1), (186, 2)), 3)
         self.calls: list[str] = []
+        self.mig: list[str] | None = None
+        """UUIDs of the instances of every GPU, with a place that is free between them; None where MIG is off."""
         self.running = 0
         self.jitter_us: Callable[[], int] = lambda: 0
         # How far the stamp of the sample at a time is ahead of it: by the wall clock as it is now, unless told.
@@ -72,11 +74,22 @@ class FakeNvml:
     def _nvmlDeviceGetHandleByIndex(self, index: int) -> int:
         return index
 
-    def _nvmlDeviceGetName(self, handle: int) -> bytes:
-        return b"NVIDIA Fake"
+    def _nvmlDeviceGetName(self, handle: int | str) -> bytes:
+        return b"NVIDIA Fake" if isinstance(handle, int) else b"NVIDIA Fake MIG 3g.40gb"
 
-    def _nvmlDeviceGetUUID(self, handle: int) -> str:
-        return f"GPU-{handle}"
+    def _nvmlDeviceGetUUID(self, handle: int | str) -> str:
+        return f"GPU-{handle}" if isinstance(handle, int) else handle
+
+    def _nvmlDeviceGetMigMode(self, handle: int) -> list[int]:
+        return [int(self.mig is not None)] * 2
+
+    def _nvmlDeviceGetMaxMigDeviceCount(self, handle: int) -> int:
+        return 7
+
+    def _nvmlDeviceGetMigDeviceHandleByIndex(self, handle: int, index: int) -> str:
+        if self.mig is None or index % 2 or index // 2 >= len(self.mig):
+            raise NVMLError(6)
+        return self.mig[index // 2]
 
     def _nvmlDeviceGetPciInfo(self, handle: int) -> SimpleNamespace:
         return SimpleNamespace(busId=b"00000000:01:00.0")

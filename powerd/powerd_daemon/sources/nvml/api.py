@@ -88,7 +88,7 @@ class Nvml:
         """The function's value as text or number, or None when NVML or the library does not have it."""
         try:
             value = self.call(function, *arguments)
-        except NvmlRefused:
+        except (NvmlRefused, AttributeError):
             return None
         return value.decode() if isinstance(value, bytes) else value
 

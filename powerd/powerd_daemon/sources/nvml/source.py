@@ -164,6 +164,9 @@ class NvmlSource(Source):
         description = str(detail["name"] or "NVIDIA GPU") + (
             f"; not supported: {', '.join(lacking)}" if lacking else ""
         )
+        if (instances := self._mig_instances(handle)) is not None:
+            detail["mig"] = instances
+            description += f"; power of the whole GPU, whose {len(instances)} MIG instances have none of their own"
         quantities += [SampleClock(buffer) for buffer in quantities if isinstance(buffer, SampleBuffer)]
         # Few GPUs have these: what is missing of them is noted, not announced.
         add(MemoryPower, o.scope_ms)
@@ -174,6 +177,22 @@ class NvmlSource(Source):
             q.name: q.calibration() for q in quantities if isinstance(q, SampleBuffer | InstantPower | EnergyCounter)
         }
         return quantities, Device(gpu.name, (quantities[0].name,), description, uuid=uuid, pci=pci_bus_id)
+
+    def _mig_instances(self, handle: Any) -> list[dict[str, object]] | None:
+        """The parts that a GPU is split into, None where it is not: NVML tells power and energy of the whole alone."""
+        ask = self._nvml.ask
+        mode = ask("nvmlDeviceGetMigMode", handle)
+        if not mode or mode[0] != 1:
+            return None
+        handles = (
+            ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, i)
+            for i in range(ask("nvmlDeviceGetMaxMigDeviceCount", handle) or 0)
+        )
+        return [
+            {"uuid": ask("nvmlDeviceGetUUID", mig), "name": ask("nvmlDeviceGetName", mig)}
+            for mig in handles
+            if mig is not None
+        ]
 
     def _must(self, function: str, *arguments: Any) -> Any:
         try:
