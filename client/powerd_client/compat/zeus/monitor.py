@@ -143,6 +143,7 @@ class ZeusMonitor:
             raise ConfigError(f"sync_execution_with={sync_execution_with!r}: give one of {', '.join(_SYNCHRONISE)}")
         self.approx_instant_energy, self.sync_with = approx_instant_energy, sync_execution_with
         self._windows = windows_here()
+        self._told: set[str] = set()
         self._open: dict[str, Window] = {}
         gpus = dict(enumerate(device.name for device in self._windows.gpus()))
         packages, memories = self._windows.processors()
@@ -207,7 +208,10 @@ class ZeusMonitor:
         weak = next((j for j in gpus.values() if j.energy_j is None or j.is_lower_bound), None)
         if weak is not None and self._windows.is_recorded:
             known = "not known" if weak.energy_j is None else "a lower bound"
-            tell(f"window {window.name!r}: the joules of {weak.device} are {known}: {weak.note}")
+            text = f"window {window.name!r}: the joules of {weak.device} are {known}: {weak.note}"
+            if text not in self._told:  # a loop has hundreds of windows; each one's `Measurement` says it
+                self._told.add(text)
+                tell(text)
         return _Found({i: gpus[name] for i, name in self._gpus.items()}, cpus, memories)
 
     def _write(self, window: Window, measurement: Measurement) -> None:
