@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import html
 import re
+import shutil
 import sys
 from collections.abc import Iterator
 from html.parser import HTMLParser
@@ -15,6 +16,8 @@ from urllib.parse import unquote, urlsplit
 EQUATION = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', re.DOTALL)
 LOADING = {"link": "href", "script": "src", "img": "src", "iframe": "src", "source": "src", "video": "src"}
 """The attribute by which an element loads something by itself. ``a`` leads to where its reader goes."""
+OF_THE_MAKING = ("site.py", "docstrings.py", "tutorial/renew.py", "explanation/energy_pictures.py")
+"""Programs beside the pages, which no page shows."""
 NOT_LOADED = ("canonical", "next", "prev", "alternate")
 """Kinds of ``link`` that are only said."""
 
@@ -81,6 +84,8 @@ def _target(page: Path, address: str) -> Path:
 def main(site: Path) -> int:
     """Exit status 1 where something is wrong."""
     site = site.resolve()
+    for path in [*site.rglob("__pycache__"), *(site / name for name in OF_THE_MAKING)]:
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
     for path in site.rglob("*.html"):
         path.write_text(with_mathml(path.read_text(encoding="utf-8")), encoding="utf-8")
     wrong = list(faults(site))

@@ -586,7 +586,9 @@ class Meter:
                 writer.note(self._timer.failure)
 
     def _tell_untaken(self, writer: MarkWriter) -> None:
-        untaken = [key if isinstance(key, str) else key[0] for key, phase in self._phases.items() if not phase.is_taken]
+        untaken = [
+            key[0] if isinstance(key, tuple) else key for key, phase in self._phases.items() if not phase.is_taken
+        ]
         for name in dict.fromkeys(untaken):
             text = f"the phase {name!r} was never begun: write `with meter.phase({name!r}):` around what it is of"
             writer.note(text)

@@ -86,7 +86,7 @@ def resolve(level: Value, of: Range, knob: str) -> Value:
         wanted = float(level)
     if not of.least - 1e-6 <= wanted <= of.greatest + 1e-6:
         limits = f"{text_of(of.least, knob)} to {text_of(of.greatest, knob)}"
-        raise ConfigError(f"{knob} can be set from {limits}, not to {text_of(wanted, knob)}")
+        raise ConfigError(f"{option_of(knob)} can be set from {limits}, not to {text_of(wanted, knob)}")
     if of.listed:
         return min(of.listed, key=lambda v: (abs(v - wanted), v))
     return wanted

@@ -68,8 +68,8 @@ def figure_and_u95(value: float, u95: float | None) -> tuple[str, str]:
     """A value and the half of its 95 % interval, rounded alike, as in ``("4.19", "0.23")``.
 
     The uncertainty has two digits where it begins with 1.0 to 3.5 and else one, as the Particle Data Group rounds, and
-    the value has as many decimals; from 10 on the uncertainty has two digits, and the value no decimals. Without an
-    uncertainty (None, 0 or no number) the value has four digits, and the second text is empty.
+    the value has as many decimals; from 10 on the uncertainty has two digits, and the value ends where it does. Without
+    an uncertainty (None, 0 or no number) the value has four digits, and the second text is empty.
     """
     if u95 is None or not isfinite(u95) or u95 <= 0 or not isfinite(value):
         return significant(value), ""
@@ -77,7 +77,7 @@ def figure_and_u95(value: float, u95: float | None) -> tuple[str, str]:
     decimals = max(0, -exponent + (u95 / 10.0**exponent < 3.55))
     if exponent < -8:  # long rows of zeros tell less than an exponent
         return f"{value:.3e}", f"{u95:.1e}"
-    text = f"{value:.{decimals}f}"
+    text = f"{round(value, 1 - exponent) if exponent > 1 else value:.{decimals}f}"
     if not float(text):  # of a value below its uncertainty one digit stays
         text = significant(value, 1) if abs(value) > 0.01 * u95 else f"{0:.{decimals}f}"
     return text, significant(u95, 2) if exponent > 0 else f"{u95:.{decimals}f}"

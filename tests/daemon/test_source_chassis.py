@@ -21,7 +21,7 @@ from powerd_daemon.sources.chassis import (
     IpmiSource,
     RedfishOptions,
     RedfishSource,
-    watts_of,
+    chassis_code,
 )
 from powerd_daemon.sources.plug import PlugOptions, codes_of
 from powerd_daemon.sources.polled import LOST, MOST_CODE, Unanswered
@@ -172,7 +172,7 @@ class TestAnyAnswer:
     @given(JSON)
     def test_in_json(self, document):
         options = [PlugOptions(url="http://plug", model=model) for model in ("shelly", "shelly-gen1", "tasmota")]
-        codes = [watts_of(document), *(code for o in options for code in codes_of(o, document).values())]
+        codes = [chassis_code(document), *(code for o in options for code in codes_of(o, document).values())]
         assert all(code is None or (isinstance(code, int) and abs(code) < MOST_CODE) for code in codes)
 
     @given(st.text() | st.integers().map(lambda watts: READING.format(watts=watts, second=1, state="activated")))

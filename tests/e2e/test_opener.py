@@ -57,6 +57,8 @@ ALLOWED = {
     "client/powerd_client/runs/runfile.py": {
         "h5py.File(raw, 'w' if mode == 'x' else mode, libver=_LIBVER)": "over the descriptor of `open_own`",
     },
+    "powerd/powerd_daemon/sources/joulescope.py": {"self._driver.open(path)": "a device on USB"},
+    "powerd/powerd_daemon/sources/web.py": {"self._opener.open(request, timeout=self._timeout_s)": "an address"},
     "powerd/powerd_control/helper.py": {
         "path.unlink()": "root's own socket, which nobody answers at",
         "arguments.socket.unlink()": "the socket that it has bound itself",

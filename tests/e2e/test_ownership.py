@@ -254,7 +254,7 @@ def socket_file(target):
 
         def act():
             with contextlib.chdir(folder), zmq.Context() as context:
-                sockets.release(sockets.bind_router(context, "ipc://s", mandatory=False))
+                sockets.close_router(sockets.bind_router(context, "ipc://s", mandatory=False))
 
         return links, act
 

@@ -353,10 +353,13 @@ class Campaign:
         least of so many means is often not the least; else by the means over the reference's, block by block."""
         merit, key = merit_of(metric), group.cells[0].id
         if (key, merit.name) not in self._chosen:
-            knobs = [name for name in self.design.factors if name in KNOBS]
-            is_fitted = knobs == [CAP] and group.reference is not None and len(group.cells) >= FITTED_FROM
-            self._chosen[key, merit.name] = (self._fitted if is_fitted else self._paired)(group, merit.name)
+            self._chosen[key, merit.name] = (self._fitted if self.is_fitted(group) else self._paired)(group, merit.name)
         return self._chosen[key, merit.name]
+
+    def is_fitted(self, group: KnobGroup) -> bool:
+        """Whether the best of a group is read from a curve."""
+        knobs = [name for name in self.design.factors if name in KNOBS]
+        return knobs == [CAP] and group.reference is not None and len(group.cells) >= FITTED_FROM
 
     def least(self, figures: Sequence[CellRow], *, relative: bool = False) -> Chosen:
         """The cell of the least energy among some that have several runs each, or the least ``relative`` to each one's

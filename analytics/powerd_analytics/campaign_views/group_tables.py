@@ -85,7 +85,7 @@ def _minima_of(campaign: Campaign, table: str, of: Sequence[str]) -> Table:
         *figure_columns("energy_pct", "%", "Δ %"), Column("time_s", "number", "s", heading=f"s{per}"),
         *figure_columns("time_pct", "%", "Δ %"),
         *figure_columns("gain_pct", "%", "gain %", meaning="by how much the merit is below the reference's"),
-        *_OF_AS_GOOD,
+        *_OF_AS_GOOD, Column("open", heading="undecided"),
     ]  # fmt: skip
     rows: list[dict[str, TableCell]] = []
     unsure = 0
@@ -102,13 +102,19 @@ def _minima_of(campaign: Campaign, table: str, of: Sequence[str]) -> Table:
             row = dict(group.levels) | {"target": merit.heading} | _minimum(campaign, best.cell)
             texts = [spans(campaign, best.as_good, (*group.cells, *best.as_good), knob) for knob in knobs]
             row |= _as_good(texts, best.worst)
+            row["open"] = "; ".join(spans(campaign, best.open, group.cells, knob) for knob in knobs if best.open)
             if (ratio := campaign.by_id[best.cell.id].ratios.get(of_eds)) is not None:
                 ratio = ratio.shifted(-1.0).scaled(2.0).shifted(1.0) if name == "sml" else ratio
                 row |= per_cent("gain_pct", ratio, saved=True)
             rows.append(row)
             unsure += len(best.open)
     notes = ["Δ %: off the reference, block by block"]
-    notes += ["as good: settings that cannot be told from the least; ≤: by how much one may be worse"]
+    notes += [
+        f"as good: settings that cannot be told from the least and are at most {100 * NEAR:g} % worse; ≤: by how much "
+        "one may be worse"
+    ]
+    if any(campaign.is_fitted(group) for group in campaign.groups):
+        notes.append("told by a curve through all caps, which knows more than the runs of two of them alone")
     notes += ["SML: saving of energy minus loss of time"] if any(row["target"] == "SML" for row in rows) else []
     notes += [open_note()] if unsure else []
     return make_table(table, f"Best settings of {campaign.design.name}", columns, rows, notes if rows else ())
@@ -116,7 +122,7 @@ def _minima_of(campaign: Campaign, table: str, of: Sequence[str]) -> Table:
 
 def open_note() -> str:
     """What is said where a set of settings as good could be larger than what is known."""
-    return f"others cannot be told from a least either, and may be over {100 * NEAR:g} % worse: run these more often"
+    return f"undecided: cannot be told from the least either, and may be over {100 * NEAR:g} % worse: more runs tell"
 
 
 def _minimum(campaign: Campaign, cell: Cell) -> dict[str, TableCell]:

@@ -82,6 +82,8 @@ def draw_normalised(campaigns: Sequence[Campaign]) -> Picture:
     kinds = [kind for campaign in campaigns for kind in campaign.provenances]
     names = ", ".join(campaign.design.name for campaign in campaigns)
     note = "below a line a setting is better than the reference by that metric; hollow: not measured"
+    others = sum(len(group.cells) for c in campaigns for group in c.groups if group.reference is None)
+    note += f"; {others} cells of another kind than the reference are left out" if others else ""
     return finish(figure, f"{names}: energy against time", kinds, note)
 
 

@@ -32,6 +32,7 @@ from powerd_analytics.campaigns.design import (
     plain,
 )
 from powerd_core.errors import ConfigError
+from powerd_core.lease import UNITS, option_of
 from powerd_core.serde import build_options
 from powerd_core.text import did_you_mean, printable
 
@@ -210,6 +211,9 @@ def _levels(name: str, given: Level | list[Level] | LevelRange) -> tuple[Level, 
 
 def _check(design: Design) -> None:
     """What tables must agree on."""
+    for name in design.factors:
+        if name in UNITS and option_of(name) != name:
+            raise ConfigError(f"factor {name!r}: did you mean {option_of(name)!r}?")
     for name in (GPUS, *KNOBS):
         for level in design.factors.get(name, ()):
             is_count = isinstance(level, int) and not isinstance(level, bool) and level > 0

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import count
 from typing import Annotated, Literal
 
-from cyclopts import App, CycloptsError, Group, Parameter, UnusedCliTokensError
+from cyclopts import App, CycloptsError, Group, MissingArgumentError, Parameter, UnusedCliTokensError
 
 from powerd_analytics.cli.all_commands import ABOUT, COMMANDS, version
 from powerd_analytics.cli.shared import HelpConsole, put_out
@@ -45,6 +45,15 @@ for flag in ("--help", "--version"):
     app[flag].group, app[flag].sort_key = group, next(_PLACES)
 
 
+def _missing(error: MissingArgumentError) -> str:
+    """What was not given: a parameter by position is no option, though it has a name like one."""
+    argument = error.argument
+    if argument is None or error.tokens_so_far or error.keyword:
+        return str(error).rstrip(".")
+    is_by_position = argument.index is not None
+    return f"{argument.name.removeprefix('--').upper() if is_by_position else argument.name} is missing"
+
+
 def run(arguments: Sequence[str]) -> int:
     """Run a command; its exit status. Raises `ConfigError` for a command line that says nothing, and what commands do.
 
@@ -56,7 +65,11 @@ def run(arguments: Sequence[str]) -> int:
             result_action="return_value",
         )  # fmt: skip
     except UnusedCliTokensError as error:
-        raise ConfigError(f"too many arguments: {' '.join(error.unused_tokens or ())}") from error
+        again = "; an option with several values is given again for each" * any(a.startswith("--") for a in arguments)
+        raise ConfigError(f"too many arguments: {' '.join(error.unused_tokens or ())}{again}") from error
+    except MissingArgumentError as error:
+        command = " ".join((app.name[0], *(error.command_chain or ())))
+        raise ConfigError(f"{_missing(error)}: {command} --help says how") from error
     except CycloptsError as error:
         raise ConfigError(str(error)) from error
     return status if isinstance(status, int) else 0

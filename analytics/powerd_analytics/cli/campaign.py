@@ -58,6 +58,8 @@ def read_design(file: Path) -> Design:
         design = design_of(parse_toml(file.read_text(encoding="utf-8")))
     except OSError as error:
         raise RunFileError(f"{file} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{file} is no text: give the campaign's TOML file") from error
     except ValueError as error:  # a `ConfigError` among them
         raise ConfigError(f"{file}: {printable(str(error), limit=500)}") from error
     card = design.simulation.card
@@ -165,7 +167,8 @@ def _cost_text(design: Design, to_do: Left) -> str:
 
     if not to_do.runs or to_do.seconds is None or to_do.energy_j is None:
         return ""
-    text = f", about {seconds_text(to_do.seconds)}, {digits(to_do.energy_j / 3.6e3, 3)} Wh"
+    time = f"about {seconds_text(to_do.seconds)}" if to_do.seconds else "no time, as it is computed"
+    text = f", {time}, {digits(to_do.energy_j / 3.6e3, 3)} Wh"
     if design.analysis.price_per_kwh is not None:
         text += f", {money(to_do.energy_j, design.analysis.price_per_kwh):.2f} {design.analysis.currency}"
     return text
@@ -272,6 +275,8 @@ def _carry_out(design: Design, plan: Plan, executor: Executor, journal: Journal,
     missing = [str(cell) for cell in design.cells() if cell.id not in repeats and cell.id not in too_large]
     for text in missing[:10]:
         sys.stderr.write(f"joules campaign: no result of {printable(text)}\n")
+    if max(repeats.values(), default=0) == 1:
+        sys.stderr.write("joules campaign: one repeat of each cell tells nothing of chance: say min = 3 in [repeats]\n")
     print(f"{_state_text(design, history)}: see it with joules campaign table {file}")
     return int(bool(missing or given_up))
 

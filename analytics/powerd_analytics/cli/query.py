@@ -55,6 +55,8 @@ def query(
       joules query /data/runs --index campaign.parquet --scheduler tcp://head:8786
     """
     form = shared.form_of(format, output)
+    if not runs.exists():
+        raise RunFileError(f"there is no directory of run files, and no index, {runs}")
     if runs.is_dir():
         found = _brought_up_to_date(runs, index, jobs, scheduler, again=again, is_asked=sql is not None)
         if found is None:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import hypot, isfinite
+from typing import TYPE_CHECKING
 
 import pandas as pd
 
@@ -14,9 +15,11 @@ from powerd_analytics.energy.metrics import co2_g, money
 from powerd_analytics.energy.uncertainty import COVERAGE_FACTOR
 from powerd_analytics.frame.figure import NODES, Record, figure_of, number_of
 from powerd_analytics.frame.figures import Frame, rows_of
-from powerd_client.energies.carbon import carbon_intensity
 from powerd_core.errors import ConfigError
 from powerd_core.text import printable
+
+if TYPE_CHECKING:
+    from powerd_client.energies.carbon import Intensity
 
 MOST = 1e12
 """Of grams, of any currency a kilowatt-hour: more than this is a slip."""
@@ -57,7 +60,7 @@ class Factors:
 
     def __post_init__(self) -> None:
         if self.country is not None:
-            carbon_intensity(self.country)  # says what is wrong with it
+            self._intensity(self.country)  # says what is wrong with it
             if self.co2_g_per_kwh is not None:
                 raise ConfigError("--country says how much a kWh emits: leave --co2-g-per-kwh out")
         for name in self.__slots__:
@@ -73,10 +76,16 @@ class Factors:
     def __bool__(self) -> bool:
         return self.g_per_kwh is not None or self.has_price
 
+    @staticmethod
+    def _intensity(country: str) -> Intensity:
+        from powerd_client.energies.carbon import carbon_intensity  # few ask for it
+
+        return carbon_intensity(country)
+
     @property
     def g_per_kwh(self) -> float | None:
         """Grams of CO2 equivalent of a kilowatt-hour, stated or of the country."""
-        return self.co2_g_per_kwh if self.country is None else carbon_intensity(self.country).g_per_kwh
+        return self.co2_g_per_kwh if self.country is None else self._intensity(self.country).g_per_kwh
 
     @property
     def has_price(self) -> bool:
@@ -97,7 +106,7 @@ class Factors:
         """The same of every row: where the grams of a kilowatt-hour are from."""
         if self.country is not None:
             u = "" if self.u_co2_g_per_kwh is None else f", u = {self.u_co2_g_per_kwh:g} as stated"
-            return {CO2_SOURCE: f"{carbon_intensity(self.country)}{u}"}
+            return {CO2_SOURCE: f"{self._intensity(self.country)}{u}"}
         if self.co2_g_per_kwh is not None:
             return {CO2_SOURCE: f"{_stated(self.co2_g_per_kwh, self.u_co2_g_per_kwh)} g/kWh, as stated"}
         return {}

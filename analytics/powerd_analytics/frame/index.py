@@ -85,7 +85,7 @@ def run_files(paths: Sequence[Path]) -> list[Path]:
     Raises `RunFileError` for a directory without any or that cannot be read, and for a file that is given twice.
     """
     files: list[Path] = []
-    for path in paths:
+    for path in map(Path, paths):
         if is_index(path):
             files += index_files(path)
         elif path.is_dir():

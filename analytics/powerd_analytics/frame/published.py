@@ -116,6 +116,9 @@ def read_table(path: Path, progress: Progress = no_progress) -> TableFile:
     try:
         data = path.read_bytes()
         lines = _parquet(data) if data[:4] == b"PAR1" else _csv(data)
+    except UnicodeDecodeError as error:
+        why = "a run file: `joules tables` makes tables of it" if data.startswith(b"\x89HDF") else "no text"
+        raise AnalysisError(f"{name} is no table: it is {why}") from error
     except ValueError as error:
         raise AnalysisError(f"{name} is no table: {printable(' '.join(str(error).split()), limit=200)}") from error
     except OSError as error:

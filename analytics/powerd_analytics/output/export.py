@@ -33,12 +33,12 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from powerd_analytics.output.terminal import NO_EDGE, hanging
-from powerd_analytics.output.text import Cell, digits, shortened
+from powerd_analytics.output.text import Cell, digits, is_number_cell, shortened
 from powerd_client.host.ownership import Changed, Identity, identity, whole_output
 from powerd_client.runs.recover import open_run
 from powerd_client.runs.runfile import DIGEST, clean, digest, own_name, steady_hdf5, write_numbers, write_strings
 from powerd_core.errors import AnalysisError, PowerdError, RunFileError
-from powerd_core.text import printable
+from powerd_core.text import figure_and_u95, printable
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -167,6 +167,8 @@ def rounded(table: Table) -> Rounded:
                 cells.append(" ".join(map(str, sorted(marks))))
             else:
                 cells.append(_shown(column, value, is_bound=(r, k) in table.bounds))
+        for k in range(1, len(columns)):
+            _round_by_u95(columns[k - 1 : k + 1], row[k - 1 : k + 1], cells, k)
         lines.append(cells)
     places = [
         k
@@ -174,6 +176,18 @@ def rounded(table: Table) -> Rounded:
         if not column.is_hidden and (not lines or any(line[k] not in ("", "–") for line in lines))
     ]
     return Rounded([columns[k] for k in places], places, [[line[k] for k in places] for line in lines], [*numbers])
+
+
+def _round_by_u95(columns: Sequence[Column], values: Sequence[Cell], cells: list[str], k: int) -> None:
+    """Where cell ``k`` is the uncertainty of the figure before it, both end at the same digit."""
+    figure, u95 = values
+    if not (columns[1].is_uncertainty and columns[0].is_numeric and not columns[0].is_uncertainty):
+        return
+    if not (is_number_cell(figure) and is_number_cell(u95) and u95 > 0) or isinstance(figure, int):
+        return
+    number, spread = figure_and_u95(figure / columns[0].per, u95 / columns[1].per)
+    is_bound = columns[0].sign and cells[k - 1].startswith(columns[0].sign)
+    cells[k - 1 : k + 1] = f"{columns[0].sign} {number}" if is_bound else number, spread
 
 
 def _shown(column: Column, value: Cell, *, is_bound: bool) -> str:
@@ -453,18 +467,18 @@ def _reach(figures: Sequence[re.Match[str]]) -> str:
 
 
 def print_tables(tables: Sequence[Table], console: Console) -> None:
-    """One after the other. On a terminal one that is too wide is cut into pieces below each other, each with what its
-    rows are of; notes follow the last table, each once."""
+    """One after the other. One that is too wide is cut into pieces below each other, each with what its rows are of;
+    notes follow the last table, each once."""
     notes = notes_of(tables)
     for i, (table, marks) in enumerate(zip(tables, notes.marks, strict=True)):
         if i:
             console.print()
         _print_line(console, table.title, "bold")
         whole = narrowed(table, marks)
-        is_too_wide = console.is_terminal and _least_width(_marked(whole, whole.columns)) > console.width
+        is_too_wide = _least_width(_marked(whole, whole.columns)) > console.width
         for part in _by_device(table, marks) if is_too_wide else [whole]:
             _print_line(console, part.common, "dim")
-            for piece in _pieces(part, console.width) if console.is_terminal else [_marked(part, part.columns)]:
+            for piece in _pieces(part, console.width):
                 _print_piece(piece, console)
     for note in [*(f"{i}  {note}" for i, note in enumerate(notes.footnotes, 1)), *notes.below]:
         _print_line(console, f" {note}")
@@ -472,8 +486,7 @@ def print_tables(tables: Sequence[Table], console: Console) -> None:
 
 def _print_line(console: Console, text: str, style: str = "") -> None:
     if text:
-        line = printable(text)
-        line = hanging(line, console.width) if console.is_terminal else line
+        line = hanging(printable(text), console.width)
         console.print(Text(line, style=style), soft_wrap=True, highlight=False)
 
 
@@ -575,9 +588,7 @@ def _print_piece(table: Narrow, console: Console) -> None:
         drawn.add_row(*map(_text, line))
     width = console.width
     natural = Measurement.get(console, console.options.update(max_width=NO_EDGE), drawn).maximum
-    if not console.is_terminal:  # a file or a pipe has no edge: columns are never folded there
-        console.width = max(width, natural)
-    elif natural > width:
+    if natural > width:
         _fit(table, drawn, width)
     console.print(drawn, crop=False)
     console.width = width

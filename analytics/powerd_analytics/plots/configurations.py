@@ -47,6 +47,7 @@ from powerd_analytics.plots.style import (
     interval_note,
     legend_above,
     legend_beside,
+    panel_inches,
     panels,
     quantity_axis,
     styled,
@@ -364,7 +365,7 @@ def _curves(ax: Axes, same: Sequence[Record], ref: Record, ks: Sequence[float], 
             ax.plot(caps[least], values[least], marker="o", ms=10, mfc="none", mec=colour, ls="none")
     ax.axhline(1.0, color="#999999", lw=0.8, ls=":")
     ax.set_xlabel(f"{what} ({unit})")
-    ax.set_ylabel("relative to the reference (1)")
+    ax.set_ylabel(f"relative to {number_of(ref, of_knob):g} {unit} (1)")
 
 
 _MERIT_OF = {"energy": "e", "time": "time", "EDP": "edp"}
@@ -481,7 +482,7 @@ def _panel(
         )
         for r in same
     ]
-    draw_bars(ax, bars, list(map(height, among)), 4.5, unknown=unknown)
+    draw_bars(ax, bars, list(map(height, among)), min(4.5, 0.8 * panel_inches(ax)), unknown=unknown)
     ticks = ["all" if b is None else f"{b:g}" for b in batches]
     ax.set_xticks(range(len(batches)), ticks, fontsize=9 if len(batches) <= 8 else 7)
     ax.set_xlim(-0.6, len(batches) - 0.4)

@@ -23,7 +23,10 @@ from powerd_analytics.plots.style import (
     brief,
     engineering_ticks,
     finish,
+    heading,
+    is_narrow,
     legend_beside,
+    panel_inches,
     panels,
     styled,
     width_asked,
@@ -106,7 +109,9 @@ def draw_run(
     compared = {p.device: [load_bounded(run, name) for name in run.compared(p.device)] for p in parts}
     of_phases, zoom = phase_colours(run), zoom_window(run)
     asked = width_asked()
-    heights = [3.0 if asked is None else 0.33 * asked] * len(parts) + [0.75 + 0.36 * len(own) for own in bars]
+    each_bar = 0.55 if is_narrow() else 0.36
+    heights = [3.0 if asked is None else max(1.6, 0.33 * asked)] * len(parts)
+    heights += [0.75 + each_bar * len(own) for own in bars]
     figure = Figure(figsize=(asked or 13, max(3.0, sum(heights) + 0.8)), layout="constrained")
     grid = figure.add_gridspec(len(heights), 2, height_ratios=heights, width_ratios=[3, 2.2])
     for i, part in enumerate(parts):
@@ -119,7 +124,7 @@ def draw_run(
         if asked is not None:
             columns = max(1, min(len(named), int(asked)))
             rows = -(-len(named) // columns)
-            near.set_title(f"{name}, {span}", weight="bold", pad=6 + 12 * rows)
+            heading(near, f"{name}, {span}", weight="bold", pad=6 + 12 * rows)
             near.legend(handles=named, fontsize=8, frameon=False, ncols=columns, loc="lower left",
                         bbox_to_anchor=(-0.01, 0.98), columnspacing=1.2, handlelength=1.2)  # fmt: skip
             continue
@@ -318,43 +323,46 @@ def _outer_spans(p: Phases, in_window: NDArray[np.bool_]) -> list[tuple[int, int
 
 def _draw_breakdowns(ax: Axes, own: Sequence[Breakdown], reach_j: float) -> None:
     """A bar for each configuration of a device: its phases and the rest one behind the other, ± 95 % at the end."""
-    most_j, widest_j = 0.0, max(sum(p.energy_j or 0.0 for p in b.pieces) + b.rest_j for b in own)
+    parts = [b.place.split(", ") for b in own]
+    common = set.intersection(*map(set, parts)) if len(own) > 1 else set()
+    places = [", ".join(part for part in place if part not in common) for place in parts]
+    # Behind the longest bar there is room for its number.
+    inches, widest_j = (
+        panel_inches(ax) - _SIDES_IN,
+        max(sum(p.energy_j or 0.0 for p in b.pieces) + b.rest_j for b in own),
+    )
+    reach = max(widest_j / (1 - _NUMBER_IN / inches), 1.02 * reach_j) or 1.0
     for y, b in enumerate(own):
         left, unknown = 0.0, [p.phase for p in b.pieces if p.energy_j is None]
         known = [(phase_colour(p.phase), p.energy_j, p.phase) for p in b.pieces if p.energy_j]
         for colour, joules, name in [*known, (REST, b.rest_j, b.rest_name)]:
             ax.barh(y, joules, left=left, height=0.7, color=colour, hatch=HATCHES[b.provenance], ec="white", lw=0)
-            if joules > 0.009 * (13 / (width_asked() or 13)) * (len(name) + 5) * widest_j:
-                ax.text(
-                    left + joules / 2,
-                    y,
-                    f"{brief(name)} {digits(joules, 3)}",
-                    ha="center",
-                    va="center",
-                    fontsize=7.5,
-                )
+            text = f"{brief(name)} {digits(joules, 3)}"
+            if joules / reach * inches > _LETTER_IN * len(text):
+                ax.text(left + joules / 2, y, text, ha="center", va="center", fontsize=7.5)
             left += joules
         text = "" if left else "n.r."
         if b.energy_j is not None:
             text = with_u95(b.energy_j, b.u95_j, "J", is_lower_bound=b.is_lower_bound)
             ax.errorbar(b.energy_j, y + 0.43, xerr=b.u95_j, color="black", capsize=2.5, lw=1, ls="none")
-        text += f"; n.r.: {brief(', '.join(unknown), 60)}" if unknown else ""
+        text += f"; n.r.: {brief(', '.join(unknown), 60)}" if unknown and not is_narrow() else ""
         ax.annotate(text, (left, y), xytext=(5, 0), textcoords="offset points", va="center", fontsize=8)
-        most_j = max(most_j, left)
-    parts = [b.place.split(", ") for b in own]
-    common = set.intersection(*map(set, parts)) if len(own) > 1 else set()
-    names = [", ".join(part for part in place if part not in common) for place in parts]
-    ax.set_yticks(range(len(own)), [brief(name, 50) for name in names], fontsize=8)
-    # Behind the longest bar there is room for its number.
-    inches = width_asked() or 13
-    reach = max(most_j / (1 - 1.2 / inches), 1.02 * reach_j) or 1.0
-    ax.set(xlim=(0, reach), ylim=(len(own) - 0.4, -0.5), xlabel="energy a batch (J); line: 95 % interval")
-    device = brief(device_text(own[0].device, own[0].provenance), 120)
-    of = f" of {', '.join(part for part in parts[0] if part in common)}" if common else ""
-    ax.set_title(
-        brief(f"{device}: an iteration" if inches < 5 else f"{device}: joules of an iteration{of}", 110),
-        weight="bold",
+        if is_narrow():  # beside the bars names would take their room
+            ax.text(0, y - 0.4, brief(places[y], 40), fontsize=8, va="bottom")
+    ax.set_yticks(
+        [] if is_narrow() else range(len(own)), [] if is_narrow() else [brief(p, 50) for p in places], fontsize=8
     )
+    ax.set(xlim=(0, reach), ylim=(len(own) - 0.4, -0.9 if is_narrow() else -0.5))
+    ax.set_xlabel("energy a batch (J); line: 95 % interval")
+    device = device_text(own[0].device, own[0].provenance)
+    of = f" of {', '.join(part for part in parts[0] if part in common)}" if common else ""
+    heading(ax, f"{device}: joules of an iteration{of}", weight="bold")
+
+
+_SIDES_IN, _NUMBER_IN = 1.2, 1.1
+"""Beside the axes, and of the number behind a bar."""
+_LETTER_IN = 0.066
+"""Of a letter of a bar's names."""
 
 
 # ---- data quality: the clocks, the rate, the age of the newest reading, what is missing ------------------------------

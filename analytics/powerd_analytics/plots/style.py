@@ -49,6 +49,7 @@ _RC: dict[Any, Any] = {
 }  # fmt: skip
 WIDTHS_IN = {"column": 3.5, "page": 7.0}
 """Of a column and of both columns of a journal, in inches: 89 and 178 mm."""
+_NARROW_IN = 5.0
 _width_in: ContextVar[float | None] = ContextVar("width_in", default=None)
 Height = tuple[float | None, float | None]
 """Of a bar, with its 95 % half-width; None where either is not known."""
@@ -81,6 +82,11 @@ def printed_at(width: str | None) -> Iterator[None]:
 def width_asked() -> float | None:
     """In inches, where `printed_at` asks for one."""
     return _width_in.get()
+
+
+def is_narrow() -> bool:
+    """Whether what is drawn is as wide as one column."""
+    return (width_asked() or 99.0) < _NARROW_IN
 
 
 @styled
@@ -125,15 +131,23 @@ def finish(figure: Figure, title: str, provenances: Iterable[str], note: str = "
     kinds = [f"{brief(kind)} power" if kind else "provenance not stated" for kind in sorted(set(provenances))]
     width = figure.get_figwidth()
     above = _filled(brief(title, 150), width - (LEGEND_IN if figure.legends else 0.0), 11)
-    figure.suptitle(above, x=0.01, ha="left", fontsize=11)
+    if width_asked() is None:  # a paper has a caption
+        figure.suptitle(above, x=0.01, ha="left", fontsize=11)
     figure.supxlabel(_filled(f"{' and '.join(kinds)} · {note}", width, 8), x=0.01, ha="left", fontsize=8, color="#444")
     return figure
 
 
-def heading(ax: Axes, text: str) -> None:
+def panel_inches(ax: Axes) -> float:
+    """About the width of a panel."""
+    place, width = ax.get_subplotspec(), float(ax.figure.bbox.width / ax.figure.dpi)
+    if place is None:
+        return width
+    return width * len(place.colspan) / place.get_gridspec().ncols
+
+
+def heading(ax: Axes, text: str, **style: Any) -> None:
     """The title of a panel, in lines that are no longer than the panel is wide."""
-    place, width = ax.get_subplotspec(), ax.figure.bbox.width / ax.figure.dpi
-    ax.set_title(_filled(brief(text, 150), 0.85 * width / (place.get_gridspec().ncols if place else 1), 9.5))
+    ax.set_title(_filled(brief(text, 150), 0.85 * panel_inches(ax), 9.5), **style)
 
 
 def _filled(text: str, inches: float, points: float) -> str:
@@ -148,7 +162,10 @@ def legend_beside(ax: Axes, handles: Sequence[Any] | None = None) -> None:
 
 def legend_above(figure: Figure, handles: Sequence[Any]) -> None:
     """A legend that all panels share, at the right of the heading."""
-    figure.legend(handles=handles, fontsize=7.5, frameon=False, loc="outside right upper")
+    if is_narrow():
+        figure.legend(handles=handles, fontsize=7.5, frameon=False, loc="outside upper center", ncols=2)
+    else:
+        figure.legend(handles=handles, fontsize=7.5, frameon=False, loc="outside right upper")
 
 
 def engineering_ticks(axis: Axis, unit: str, of_decade: Sequence[float] = (1.0, 2.0, 5.0)) -> None:

@@ -36,6 +36,10 @@ ENFORCED, STATED, REQUESTED = "enforced", "stated", "requested"
 when its source was opened."""
 
 
+_LIMITS_ARE_READ_NS = 1_000_000_000
+"""How far the driver's limits are read apart."""
+
+
 @dataclass(frozen=True, slots=True)
 class Setting:
     """One quantity that can be set, in its own unit; None where nobody says it."""
@@ -356,8 +360,8 @@ class _Caps:
         ends = [*(t_ns for t_ns, _ in told[1:]), self._channels.run.end_ns]
         for (t_ns, stated), end_ns in zip(told, ends, strict=True):
             caps = self._enforced.steps[driver].between(t_ns, end_ns)
-            if t_ns >= self._last_ns(driver):
-                continue  # the driver was not asked any more
+            if t_ns >= self._last_ns(driver) - _LIMITS_ARE_READ_NS:
+                continue  # the driver was not asked any more, or may have been asked just before
             if stated.enforced is not None and all(_differs(w, stated.enforced) for w in caps):
                 at_s = (t_ns - self._channels.run.begin_ns) * 1e-9
                 return (

@@ -15,7 +15,7 @@ The test is Welch's t. Degrees of freedom are Welch's and Satterthwaite's; those
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from math import hypot, inf, sqrt
@@ -60,6 +60,7 @@ from powerd_analytics.runs.ranks import ranks_of
 from powerd_analytics.runs.run import Progress, Run, no_progress, read_run
 from powerd_client.signals.signal import RunLine, Signal
 from powerd_core.errors import AnalysisError
+from powerd_core.marks import ITERATION
 
 Values = NDArray[np.float64]
 _NONE = np.zeros(0)
@@ -502,6 +503,7 @@ def compare(
     rows, unequal = _differences(shared, (of_a, *of_others), names)
     if not rows:
         raise AnalysisError(_NO_SIZES if unequal else _NO_FIGURES)
+    rows = _without_iterations(rows, names)
     rows = [replace(d, p=p) for d, p in zip(rows, holm([d.p for d in rows]), strict=True)]
     only_b = sum(len(other.keys() - of_a.keys()) for other in of_others)
     return Comparison(
@@ -540,6 +542,19 @@ def _differences(
         if key in other
     )
     return [d for d in differences if d is not None], sum(not own for own in figures.values())
+
+
+def _without_iterations(rows: Sequence[Difference], names: Sequence[str]) -> list[Difference]:
+    """The rows without those of iterations that say what a total says: to test one number twice costs power."""
+    of_phases = [k for k, name in enumerate(names) if name in ("kind", "phase", "phase_path", "timing")]
+
+    def place(d: Difference) -> tuple[object, ...]:
+        apart = tuple(value for k, value in enumerate(d.key) if k not in of_phases)
+        return (*apart, d.figure, d.other, f"{d.a.value:.6g}", f"{d.b.value:.6g}")
+
+    kind, phase = names.index("kind"), names.index("phase") if "phase" in names else names.index("phase_path")
+    totals = {place(d) for d in rows if d.key[kind] == "total"}
+    return [d for d in rows if not (str(d.key[phase]).rpartition("/")[2] == ITERATION and place(d) in totals)]
 
 
 def _figures_of(same: Sequence[PhaseSample], names: Sequence[str], key: Key) -> tuple[str, ...]:
@@ -761,7 +776,7 @@ _OF_A_ROW = (
     Column("change_percent", "number", "%", heading="B - A %"),
     Column("u95_change_percent", "number", "%", heading="± U95", is_uncertainty=True),
     Column("p", "number", "1", heading="p (Holm)", is_uncertainty=True),
-    Column("verdict", heading=" "),
+    Column("verdict"),
     Column("runs_a", "integer", "1", heading="runs A"),
     Column("runs_b", "integer", "1", heading="runs B"),
     Column("repeats"),
@@ -798,7 +813,7 @@ _OF_A_SIDE = (
     Column("change_percent", "number", "%", heading="- A %", missing=""),
     Column("u95_change_percent", "number", "%", heading="± U95", is_uncertainty=True, missing=""),
     Column("p", "number", "1", heading="p (Holm)", is_uncertainty=True, missing=""),
-    Column("verdict", heading=" "),
+    Column("verdict"),
     Column("runs", "integer", "1", is_hidden=True),
     Column("repeats", is_hidden=True),
     Column("same_sensor", "flag", is_hidden=True),
@@ -863,10 +878,11 @@ def _cells(d: Difference) -> tuple[Cell, ...]:
 def _columns(rows: Sequence[Difference]) -> list[Column]:
     """Those of `_OF_A_ROW`, without those for people that say the same of all rows. Rows that nothing repeats say so in
     their verdict, and seconds have no sensor."""
-    values: dict[str, set[Cell]] = {
+    each_runs = {(d.a.runs, d.b.runs) for d in rows}  # both are shown, or neither
+    values: dict[str, Collection[object]] = {
         "figure": {d.figure for d in rows},
-        "runs_a": {d.a.runs for d in rows},
-        "runs_b": {d.b.runs for d in rows},
+        "runs_a": each_runs,
+        "runs_b": each_runs,
         "repeats": {d.repeats for d in rows if d.repeats != NOTHING},
         "same_sensor": {d.is_same_sensor for d in rows if d.is_joules},
     }
@@ -888,6 +904,8 @@ def words(comparison: Comparison) -> list[str]:
             d.figure in PER_SAMPLE for d in comparison.rows
         ),
         f"Not compared: {comparison.unequal} rows of batches of which some have no known size.": comparison.unequal,
+        _runs_text(comparison): True,
+        "± U95 is of a row by itself; p counts that so many rows were looked at.": bool(tested),
         "p is of the difference from A.": comparison.sides > 2 and bool(tested),
         "One run on each side: repeats are its iterations. What differs from one run to the next (temperature, other "
         "load) is in no p value: record at least three runs of each to include it.": any(
@@ -907,7 +925,16 @@ def words(comparison: Comparison) -> list[str]:
             comparison.only_a or comparison.only_b
         ),
     }
-    return [sentence for sentence, is_so in sentences.items() if is_so]
+    return [sentence for sentence, is_so in sentences.items() if sentence and is_so]
+
+
+def _runs_text(comparison: Comparison) -> str:
+    """How many runs each side has, where that is so in all rows."""
+    counts = {(d.a.runs, d.b.runs) for d in comparison.rows}
+    if comparison.sides > 2 or len(counts) > 1:
+        return ""
+    ((a, b),) = counts
+    return f"{a} runs of A, {b} of B."
 
 
 def _summary(tested: Sequence[Difference], comparison: Comparison) -> str:

@@ -82,7 +82,7 @@ class AmdSmi:
         return None
 
 
-def watts_of(info: Any) -> int | None:
+def socket_code(info: Any) -> int | None:
     """The socket's microwatts in an answer of `amdsmi_get_power_info`; None where it has none.
 
     A GPU that can be asked takes some power: 0 is what a driver says that does not know.
@@ -105,7 +105,7 @@ class PowerMeter(Meter):
             raise Unanswered("amdsmi tells no socket power of it")
 
     def _read(self) -> Answer:
-        code = watts_of(self._smi.call("amdsmi_get_power_info", self._handle))
+        code = socket_code(self._smi.call("amdsmi_get_power_info", self._handle))
         return Answer({} if code is None else {self.channels[0].line: code})
 
     def ask(self) -> Iterable[Answer]:

@@ -170,11 +170,11 @@ class RedfishMeter(Meter):
         self.channels = (Channel(o.line, o.device, f"power of chassis {name} by Redfish", accuracy, age_ns=renewed_ns),)
 
     def ask(self) -> Iterable[Answer]:
-        code = watts_of(self._web.get(self._path))
+        code = chassis_code(self._web.get(self._path))
         return (Answer({} if code is None else {self.channels[0].line: code}),)
 
 
-def watts_of(document: Any) -> int | None:
+def chassis_code(document: Any) -> int | None:
     """Microwatts of a resource Power or EnvironmentMetrics; None where it tells none now.
 
     The first member of PowerControl is the whole chassis; others are its parts.
@@ -214,6 +214,6 @@ class RedfishSource(PolledSource):
         for link in ("EnvironmentMetrics", "Power"):
             resource = document.get(link) if isinstance(document, dict) else None
             path = resource.get("@odata.id") if isinstance(resource, dict) else None
-            if isinstance(path, str) and watts_of(web.get(path)) is not None:
+            if isinstance(path, str) and chassis_code(web.get(path)) is not None:
                 return path
         return ""
