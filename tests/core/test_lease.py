@@ -95,7 +95,7 @@ class TestLevels:
 
     @pytest.mark.parametrize("level", [99.0, 301.0, "20%", "300%", "fast", "", "nan"])
     def test_what_there_is_not_is_refused_with_what_there_is(self, level):
-        with pytest.raises(ConfigError, match=r"power_cap (can be set from 100 W to 300 W|takes a number)"):
+        with pytest.raises(ConfigError, match=r"power_cap(_w)? (can be set from 100 W to 300 W|takes a number)"):
             resolve(level, CAP, "power_cap")
 
     def test_words(self):

@@ -225,6 +225,8 @@ def _rest_of_group(rows: Sequence[PhaseRow], total: TotalRow, rest_j: float) -> 
     places = containers({row.place: (row.is_iteration, float(row.iterations)) for row in rows})
     around = [row for row in rows if row.holds_others or row.place in places]
     own_j, n = sum((row.rest_j or 0.0) * row.iterations for row in around), total.iterations or 1
+    if rest_j - own_j < 0 <= rest_j:  # phases of two processes overlap: what they have around them counts for both
+        return
     u95_j = total.rest_u95_j / n if total.rest_u95_j is not None and not own_j else None
     yield from _rest_line(_rest_name(rows), (rest_j - own_j) / n, u95_j, n, total.energy_j)
 
