@@ -186,7 +186,7 @@ class Exporter:
 
     def _of_lines(self, lines: Sequence[tuple[LivePowerd, LiveLine]]) -> Iterator[Metric]:
         energy = CounterMetricFamily("powerd_energy_joules", "Joules since the exporter began.", labels=_OF_LINE)
-        missing = CounterMetricFamily("powerd_missing_seconds", "Seconds without readings.", labels=_OF_LINE)
+        missing = CounterMetricFamily("powerd_missing_seconds", "Seconds without good readings.", labels=_OF_LINE)
         readings = CounterMetricFamily("powerd_readings", "Readings by what is wrong with them.",
                                        labels=(*_OF_LINE, "flag"))  # fmt: skip
         faults = GaugeMetricFamily(
@@ -205,10 +205,10 @@ class Exporter:
                 continue
             if own.known_j is not None:
                 energy.add_metric(labels, own.known_j)
-            missing.add_metric(labels, own.missing_s)
+            missing.add_metric(labels, own.missing_until_now_s())
             for flag, count in [("good", own.readings - own.bad), *own.faults.items()]:
                 readings.add_metric((*labels, str(flag)), count)
-            for fault, share in own.fault_shares().items():
+            for fault, share in own.fault_shares(is_answering=not powerd.trouble).items():
                 faults.add_metric((*labels, str(fault)), share)
         yield from (energy, missing, readings, faults, limited, *others.values())
 
