@@ -69,6 +69,7 @@ LOW_SHARE = 0.5
 """A supply below half of its nominal voltage is off, or its sensor's bus pin is not connected."""
 RULES = "powerd/deploy/60-powerd.rules"
 BOOT = "switch the bus on, at 400 kHz, in the boot settings: docs/howto/board.md names the line"
+_LOG = "whether its meter, program or driver is there; the log of powerd says since when"
 ROOM = "make room: eight lines at 500 Hz take about 160 MB an hour"
 
 
@@ -276,14 +277,18 @@ def check_running(url: str, keys: str | None = None) -> Iterator[Finding]:
     """The sensors of a powerd that measures, by what it counts of their readings. Raises `PeerError`."""
     description = read_description(ask(url, "describe", keys=keys).body)
     feeds = {name for device in description.devices for name in device.feeds}
-    yield from judge_stats(ask(url, "stats", keys=keys).body, feeds)
+    on_i2c = {stream.source for stream in description.streams if "scl_hz" in stream.detail}
+    yield from judge_stats(ask(url, "stats", keys=keys).body, feeds, on_i2c)
 
 
-def judge_stats(stats: Mapping[str, Any], feeds: Collection[str]) -> Iterator[Finding]:
-    """What an answer to *stats* says of sensors: one that feeds a device must be good, others may be missed."""
-    see = "the wiring, its supply and its address; then: powerd scan"
+def judge_stats(
+    stats: Mapping[str, Any], feeds: Collection[str], on_i2c: Collection[str] = frozenset()
+) -> Iterator[Finding]:
+    """What an answer to *stats* says of sensors: one that feeds a device must be good, others may be missed. ``on_i2c``
+    are the sources whose sensors `powerd scan` sees."""
     for stream in stats.get("streams", ()):
         sampler, source = stream["sampler"], stream["source"]
+        see = "the wiring, its supply and its address; then: powerd scan" if source in on_i2c else _LOG
         if trouble := sampler.get("failure") or sampler.get("error"):
             yield Finding("sensors", FAIL, f"source {source}: {trouble}", see)
             continue
