@@ -159,7 +159,8 @@ def run(arguments: argparse.Namespace) -> int:
     findings = []
     if path is not None and config is not None:
         plans = plan_file(path) if arguments.file_only else plan_here(path, open_bus=machine.open_bus)
-        findings = [check_config(path, config), *check_plans(path, plans), *check_shunts(config)]
+        shunts = list(check_shunts(config))
+        findings = [check_config(path, config, is_good=not shunts), *check_plans(path, plans), *shunts]
     if not arguments.file_only:
         devices = (check_ports, check_bus_speed, check_sensors, check_powercap, check_nvml)
         for one in (check_server, *devices, check_scheduler):
@@ -195,12 +196,13 @@ def _uses(config: Config | None, *kinds: str) -> bool:
     return config is not None and any(source.kind in kinds for source in config.sources)
 
 
-def check_config(path: Path, config: Config) -> Finding:
+def check_config(path: Path, config: Config, *, is_good: bool = True) -> Finding:
     """What a good file says: where powerd will listen, and what it will measure."""
     if not config.sources:
         return Finding("config", FAIL, f"{path}: {NOTHING}", "paste them into it, and name the lines")
     sources = ", ".join(f"{source.name} ({source.kind})" for source in config.sources)
-    return Finding("config", OK, f"{path} is good: listens on {config.server.listen}, measures {sources}")
+    read = "is good" if is_good else "can be read"
+    return Finding("config", OK, f"{path} {read}: listens on {config.server.listen}, measures {sources}")
 
 
 def check_server(machine: Machine, config: Config | None) -> Iterator[Finding]:
@@ -270,7 +272,7 @@ def check_shunts(config: Config) -> Iterator[Finding]:
         for table in ({"name": "shunt_ohm", **source.options}, *tables):
             question = shunt_question(f"{source.name}, {table.get('name')}", table.get("shunt_ohm"))
             if question is not None:
-                yield Finding("plan", WARN, question, "shunt_ohm is in ohms")
+                yield Finding("plan", FAIL, question, "shunt_ohm is in ohms")
 
 
 def check_running(url: str, keys: str | None = None) -> Iterator[Finding]:
