@@ -1,5 +1,6 @@
 """`powerd export`: what is scraped, by the parser of Prometheus' client; joules across scrapes, losses, restarts."""
 
+import socket
 import time
 
 import numpy as np
@@ -236,6 +237,15 @@ def test_where_nobody_can_listen_one_line_says_so(place):
 
     with pytest.raises(ConfigError, match="--listen"):
         serve([], place, None, {})
+
+
+def test_a_port_that_is_used_says_whom_to_ask():
+    from powerd_client.accounting.exporter import serve
+
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(ConfigError, match=rf"in use: `ss -ltnp 'sport = :{port}'` .* --listen HOST:PORT"):
+            serve([], f"127.0.0.1:{port}", None, {})
 
 
 def test_a_step_takes_all_that_has_come(daemon, exporter):

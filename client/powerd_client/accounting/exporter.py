@@ -9,6 +9,7 @@ same: ``Hostname``, ``UUID``, ``modelName``.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import threading
@@ -308,7 +309,9 @@ def serve(urls: Sequence[str], place: str, keys: Path | None, tls: Mapping[str, 
     try:
         server, thread = start_http_server(int(port), host, registry, **tls)
     except OSError as error:
-        raise ConfigError(f"--listen {place}: {error.strerror or error}") from error
+        is_used = error.errno == errno.EADDRINUSE
+        remedy = f": `ss -ltnp 'sport = :{port}'` says by whom; name another with --listen HOST:PORT" if is_used else ""
+        raise ConfigError(f"--listen {place}: {error.strerror or error}{remedy}") from error
     tell(f"powerd export serves http{'s' if tls else ''}://{place}/metrics of {', '.join(urls)}")
     is_over = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
