@@ -238,7 +238,8 @@ def describe_run(document: Document) -> Iterator[str]:
         )
     for gap in d["gaps"]:
         lost = f"{gap['lost_scans']} scans" if gap["lost_scans"] is not None else "an unknown number of scans"
-        yield f"lost of {gap['stream']}: {lost} over {seconds(gap['time_s'])}: {gap['cause']}"
+        over = f" over {seconds(gap['time_s'])}" if gap["time_s"] > 0 else ""
+        yield f"lost of {gap['stream']}: {lost}{over}: {gap['cause']}"
     if d["wall_clock_anchors"]:
         yield f"wall clock: {d['wall_clock_anchors']} anchors, for `joules trace`"
     yield from (f"{message['level']}: {message['text']}" for message in d["messages"])

@@ -148,6 +148,20 @@ def test_info_says_when_readings_end_before_the_run(tmp_path):
     assert "; without readings 12.0 s to 20.0 s; " in when_silent(tmp_path, np.zeros(121, np.uint16), t_ns)
 
 
+@pytest.mark.parametrize("end_ns", [0, 80 * MS])
+def test_scans_that_were_lost_at_a_moment_have_no_length(tmp_path, end_ns):
+    path = make_run(tmp_path / "r.h5", [LineSpec("gpu0.a", lambda t: np.full(len(t), 100.0))])
+    gap = {"begin_ns": 0, "end_ns": end_ns, "lost": 3, "stream": "s", "lines": '["gpu0.a"]', "cause": "the bus"}
+    with h5py.File(path, "r+") as file:
+        for name, value in gap.items():
+            del file["gaps"][name]
+            file["gaps"].create_dataset(name, data=[value])
+    run = read_run(path)
+    (row,) = phase_table(run).runs
+    assert ("scans lost once: the bus" in row.note) == (not end_ns)
+    assert ("lost of s: 3 scans: the bus" in list(describe_run(run_document(run)))) == (not end_ns)
+
+
 # A device without readings has no energy: nothing that reads a run makes 0 J of it.
 
 
