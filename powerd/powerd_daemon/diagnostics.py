@@ -29,8 +29,16 @@ from powerd_core.text import printable
 from powerd_daemon.auth import Guard
 from powerd_daemon.clock import Clock, SystemClock
 from powerd_daemon.commands import add_format_option, add_keys_option
-from powerd_daemon.config import DEFAULT_LISTEN, NOTHING, Config, ServerConfig, load_config
-from powerd_daemon.daemon import allow_files
+from powerd_daemon.config import (
+    DEFAULT_LISTEN,
+    NOTHING,
+    Config,
+    ServerConfig,
+    SourceConfig,
+    load_config,
+    make_source,
+)
+from powerd_daemon.daemon import allow_files, plural
 from powerd_daemon.peer import ask
 from powerd_daemon.plan import (
     BusPlan,
@@ -45,6 +53,7 @@ from powerd_daemon.plan import (
 from powerd_daemon.scan import FoundChip, buses, held_by_kernel, open_simulated, scan_bus
 from powerd_daemon.sensor_watch import GOOD, states_of
 from powerd_daemon.sockets import bind_sockets
+from powerd_daemon.sources.base import Start, find_source
 from powerd_daemon.sources.ina.bus import READ_PERIODS, OpenBus, Read, RegisterBus, open_bus
 from powerd_daemon.sources.ina.chips import CONFIG, ChipSettings
 from powerd_daemon.sources.ina.scanner import MOST_SLOW
@@ -67,6 +76,8 @@ FAST_HZ = 400_000
 READS = 50
 LOW_SHARE = 0.5
 """A supply below half of its nominal voltage is off, or its sensor's bus pin is not connected."""
+ASKED = ("hwmon", "iio", "amd", "ipmi", "redfish", "plug", "mqtt", "command")
+"""Kinds of source that are opened to see whether they answer; that sets nothing."""
 RULES = "powerd/deploy/60-powerd.rules"
 BOOT = "switch the bus on, at 400 kHz, in the boot settings: docs/howto/board.md names the line"
 _LOG = "whether its meter, program or driver is there; the log of powerd says since when"
@@ -162,7 +173,7 @@ def run(arguments: argparse.Namespace) -> int:
         shunts = list(check_shunts(config))
         findings = [check_config(path, config, is_good=not shunts), *check_plans(path, plans), *shunts]
     if not arguments.file_only:
-        devices = (check_ports, check_bus_speed, check_sensors, check_powercap, check_nvml)
+        devices = (check_ports, check_bus_speed, check_sensors, check_powercap, check_nvml, check_asked)
         for one in (check_server, *devices, check_scheduler):
             findings += one(machine, config)
         findings.append(check_disk(machine, arguments.directory))
@@ -533,6 +544,29 @@ def _response_of(name: str, known: GpuFile) -> Finding:
         return Finding("nvml", OK, f"{name}: response assumed, {gain}", f"powerd identify {name}")
     response = known.response[0]
     return Finding("nvml", OK, f"{name}: response identified {response.taken[:10]} ({response.text}), {gain}")
+
+
+def check_asked(machine: Machine, config: Config | None) -> Iterator[Finding]:
+    """Sources that ask a driver, a BMC, a plug or a program, each opened once: nothing else tells that it answers."""
+    if config is None or machine.is_served(config.server.listen):
+        return
+    for source in config.sources:
+        if source.kind in ASKED:
+            yield _open_once(source, machine.clock)
+
+
+def _open_once(source: SourceConfig, clock: Clock) -> Finding:
+    opened = make_source(source, find_source(source.kind), Start(source.name, 1, 0, clock))
+    try:
+        streams, _ = opened.open()
+    except PowerdError as error:
+        verdict = WARN if source.sampler.optional else FAIL
+        return Finding("sources", verdict, f"{source.name} ({source.kind}): {error}")
+    finally:
+        with suppress(PowerdError):
+            opened.close()
+    count = sum(len(stream.lines) for stream in streams)
+    return Finding("sources", OK, f"{source.name} ({source.kind}) answers: {plural(count, 'line')}")
 
 
 def check_scheduler(machine: Machine, _: Config | None) -> Iterator[Finding]:
