@@ -1,12 +1,15 @@
 """How the site shows docstrings: lists of arguments as lists; columns of records and options of sources as tables."""
 
 import ast
+import html
+import importlib
 import json
 import re
 from dataclasses import MISSING, fields
 
 import griffe
 
+from powerd_core.serde import describe_options
 from powerd_daemon.config import ServerConfig
 
 ARGUMENT = re.compile(r"^(``[^`]+``(?:, ``[^`]+``)*) {2,}", re.MULTILINE)
@@ -22,6 +25,28 @@ def column_cells(call):
     given |= {word.arg: ast.literal_eval(word.value) for word in call.keywords if word.arg in COLUMN}
     cells = COLUMN | given
     return [f"{cells.pop('name')}`", *cells.values()]
+
+
+MOST_DEFAULT = 80
+"""Characters of a default; longer ones are cut, and `powerd sources` prints them whole."""
+
+
+def option_rows(path, names):
+    """A table of the options that a source's class has of its own, as `powerd sources` tells them."""
+    module, _, name = path.rpartition(".")
+    rows = ["| option | default | meaning |", "| --- | --- | --- |"]
+    for option in describe_options(getattr(importlib.import_module(module), name)):
+        if option.name in names:
+            default = option.default[:MOST_DEFAULT] + "…" * (len(option.default) > MOST_DEFAULT)
+            as_is = in_table(default).replace("*", "&#42;").replace("_", "&#95;")
+            told = f"<code>{as_is}</code>" if default else "required"
+            rows.append(f"| `{option.name}` | {told} | {in_table(option.help)} |")
+    return rows
+
+
+def in_table(text):
+    """Text in a cell of a table, where it may have placeholders such as ``<line>``."""
+    return html.escape(text, quote=False).replace("|", "&#124;")
 
 
 class Readable(griffe.Extension):
@@ -47,14 +72,7 @@ class Readable(griffe.Extension):
             self.table_of_fields(cls)
         if not cls.name.endswith("Options"):
             return
-        rows = ["| option | default | meaning |", "| --- | --- | --- |"]
-        for name, attribute in cls.attributes.items():
-            value = ast.parse(str(attribute.value), mode="eval").body
-            given = {k.arg: k.value for k in value.keywords} if isinstance(value, ast.Call) else {}
-            if "metadata" in given:
-                default = f"`{ast.unparse(given['default'])}`" if "default" in given else "required"
-                rows.append(f"| `{name}` | {default} | {ast.literal_eval(given['metadata'])['help']} |")
-        cls.docstring = griffe.Docstring("\n".join(rows))
+        cls.docstring = griffe.Docstring("\n".join(option_rows(cls.path, cls.attributes)))
         cls.members.clear()
 
     def table_of_fields(self, cls, of=ServerConfig):

@@ -148,7 +148,8 @@ def find_credentials(url: str, directory: str, read: Callable[[str, bool], str |
         return None
     own = read(CLIENT_FILE, True)
     if own is None:
-        raise ConfigError(f"{directory}: this client has no keys of its own: make them with `powerd keys client`")
+        make = f"powerd keys client --keys {directory}"
+        raise ConfigError(f"{directory}: this client has no keys of its own: make them with `{make}`")
     return Credentials(parse_pair(own, f"{directory}/{CLIENT_FILE}"), board)
 
 

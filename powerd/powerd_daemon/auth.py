@@ -284,9 +284,10 @@ class Guard:
         self._clients = KeyDirectory(server.keys)
         self.keys = self._clients.server()
         if self.keys is None:
+            option = f" --keys {self._clients.path}" if server.keys else ""
             raise ConfigError(
                 f"{server.listen} needs keys and there are no keys in {self._clients.path}: "
-                "make them with `powerd keys server`, or let anyone read with --insecure"
+                f"make them with `powerd keys server{option}`, or let anyone read with --insecure"
             )
         self._door = context.socket(zmq.REP)
         self._door.set(zmq.LINGER, 0)

@@ -29,8 +29,16 @@ from powerd_core.text import printable
 from powerd_daemon.auth import Guard
 from powerd_daemon.clock import Clock, SystemClock
 from powerd_daemon.commands import add_format_option, add_keys_option
-from powerd_daemon.config import DEFAULT_LISTEN, NOTHING, Config, ServerConfig, load_config
-from powerd_daemon.daemon import allow_files
+from powerd_daemon.config import (
+    DEFAULT_LISTEN,
+    NOTHING,
+    Config,
+    ServerConfig,
+    SourceConfig,
+    load_config,
+    make_source,
+)
+from powerd_daemon.daemon import allow_files, plural
 from powerd_daemon.peer import ask
 from powerd_daemon.plan import (
     BusPlan,
@@ -45,6 +53,7 @@ from powerd_daemon.plan import (
 from powerd_daemon.scan import FoundChip, buses, held_by_kernel, open_simulated, scan_bus
 from powerd_daemon.sensor_watch import GOOD, states_of
 from powerd_daemon.sockets import bind_sockets
+from powerd_daemon.sources.base import Start, find_source
 from powerd_daemon.sources.ina.bus import READ_PERIODS, OpenBus, Read, RegisterBus, open_bus
 from powerd_daemon.sources.ina.chips import CONFIG, ChipSettings
 from powerd_daemon.sources.ina.scanner import MOST_SLOW
@@ -67,8 +76,11 @@ FAST_HZ = 400_000
 READS = 50
 LOW_SHARE = 0.5
 """A supply below half of its nominal voltage is off, or its sensor's bus pin is not connected."""
+ASKED = ("hwmon", "iio", "amd", "ipmi", "redfish", "plug", "mqtt", "command")
+"""Kinds of source that are opened to see whether they answer; that sets nothing."""
 RULES = "powerd/deploy/60-powerd.rules"
 BOOT = "switch the bus on, at 400 kHz, in the boot settings: docs/howto/board.md names the line"
+_LOG = "whether its meter, program or driver is there; the log of powerd says since when"
 ROOM = "make room: eight lines at 500 Hz take about 160 MB an hour"
 
 
@@ -158,9 +170,10 @@ def run(arguments: argparse.Namespace) -> int:
     findings = []
     if path is not None and config is not None:
         plans = plan_file(path) if arguments.file_only else plan_here(path, open_bus=machine.open_bus)
-        findings = [check_config(path, config), *check_plans(path, plans), *check_shunts(config)]
+        shunts = list(check_shunts(config))
+        findings = [check_config(path, config, is_good=not shunts), *check_plans(path, plans), *shunts]
     if not arguments.file_only:
-        devices = (check_ports, check_bus_speed, check_sensors, check_powercap, check_nvml)
+        devices = (check_ports, check_bus_speed, check_sensors, check_powercap, check_nvml, check_asked)
         for one in (check_server, *devices, check_scheduler):
             findings += one(machine, config)
         findings.append(check_disk(machine, arguments.directory))
@@ -194,12 +207,13 @@ def _uses(config: Config | None, *kinds: str) -> bool:
     return config is not None and any(source.kind in kinds for source in config.sources)
 
 
-def check_config(path: Path, config: Config) -> Finding:
+def check_config(path: Path, config: Config, *, is_good: bool = True) -> Finding:
     """What a good file says: where powerd will listen, and what it will measure."""
     if not config.sources:
         return Finding("config", FAIL, f"{path}: {NOTHING}", "paste them into it, and name the lines")
     sources = ", ".join(f"{source.name} ({source.kind})" for source in config.sources)
-    return Finding("config", OK, f"{path} is good: listens on {config.server.listen}, measures {sources}")
+    read = "is good" if is_good else "can be read"
+    return Finding("config", OK, f"{path} {read}: listens on {config.server.listen}, measures {sources}")
 
 
 def check_server(machine: Machine, config: Config | None) -> Iterator[Finding]:
@@ -269,21 +283,25 @@ def check_shunts(config: Config) -> Iterator[Finding]:
         for table in ({"name": "shunt_ohm", **source.options}, *tables):
             question = shunt_question(f"{source.name}, {table.get('name')}", table.get("shunt_ohm"))
             if question is not None:
-                yield Finding("plan", WARN, question, "shunt_ohm is in ohms")
+                yield Finding("plan", FAIL, question, "shunt_ohm is in ohms")
 
 
 def check_running(url: str, keys: str | None = None) -> Iterator[Finding]:
     """The sensors of a powerd that measures, by what it counts of their readings. Raises `PeerError`."""
     description = read_description(ask(url, "describe", keys=keys).body)
     feeds = {name for device in description.devices for name in device.feeds}
-    yield from judge_stats(ask(url, "stats", keys=keys).body, feeds)
+    on_i2c = {stream.source for stream in description.streams if "scl_hz" in stream.detail}
+    yield from judge_stats(ask(url, "stats", keys=keys).body, feeds, on_i2c)
 
 
-def judge_stats(stats: Mapping[str, Any], feeds: Collection[str]) -> Iterator[Finding]:
-    """What an answer to *stats* says of sensors: one that feeds a device must be good, others may be missed."""
-    see = "the wiring, its supply and its address; then: powerd scan"
+def judge_stats(
+    stats: Mapping[str, Any], feeds: Collection[str], on_i2c: Collection[str] = frozenset()
+) -> Iterator[Finding]:
+    """What an answer to *stats* says of sensors: one that feeds a device must be good, others may be missed. ``on_i2c``
+    are the sources whose sensors `powerd scan` sees."""
     for stream in stats.get("streams", ()):
         sampler, source = stream["sampler"], stream["source"]
+        see = "the wiring, its supply and its address; then: powerd scan" if source in on_i2c else _LOG
         if trouble := sampler.get("failure") or sampler.get("error"):
             yield Finding("sensors", FAIL, f"source {source}: {trouble}", see)
             continue
@@ -526,6 +544,29 @@ def _response_of(name: str, known: GpuFile) -> Finding:
         return Finding("nvml", OK, f"{name}: response assumed, {gain}", f"powerd identify {name}")
     response = known.response[0]
     return Finding("nvml", OK, f"{name}: response identified {response.taken[:10]} ({response.text}), {gain}")
+
+
+def check_asked(machine: Machine, config: Config | None) -> Iterator[Finding]:
+    """Sources that ask a driver, a BMC, a plug or a program, each opened once: nothing else tells that it answers."""
+    if config is None or machine.is_served(config.server.listen):
+        return
+    for source in config.sources:
+        if source.kind in ASKED:
+            yield _open_once(source, machine.clock)
+
+
+def _open_once(source: SourceConfig, clock: Clock) -> Finding:
+    opened = make_source(source, find_source(source.kind), Start(source.name, 1, 0, clock))
+    try:
+        streams, _ = opened.open()
+    except PowerdError as error:
+        verdict = WARN if source.sampler.optional else FAIL
+        return Finding("sources", verdict, f"{source.name} ({source.kind}): {error}")
+    finally:
+        with suppress(PowerdError):
+            opened.close()
+    count = sum(len(stream.lines) for stream in streams)
+    return Finding("sources", OK, f"{source.name} ({source.kind}) answers: {plural(count, 'line')}")
 
 
 def check_scheduler(machine: Machine, _: Config | None) -> Iterator[Finding]:

@@ -63,23 +63,34 @@ def run(arguments: argparse.Namespace) -> None:
             case "server":
                 address = _address(arguments.address or f"{gethostname()}:7360")
                 public = _own_key(directory, SERVER_FILE, directory.server())
-                print("On each client, with the address under which it reaches this board:")
-                print(f"    powerd keys trust {address} {shlex.quote(public)}")
+                print(f"On each client, with the address under which it reaches this board{_own_folder(arguments)}:")
+                print(f"    powerd keys trust {address} {shlex.quote(public)}{_option(arguments)}")
             case "client":
                 name = arguments.name or "".join(c if c.isascii() and c.isalnum() else "-" for c in gethostname())
                 check_name(name, "--name")
                 public = _own_key(directory, CLIENT_FILE, directory.client())
-                print(f"On each board that it may read:\n    powerd keys allow {name} {shlex.quote(public)}")
+                print(f"On each board that it may read{_own_folder(arguments)}:")
+                print(f"    powerd keys allow {name} {shlex.quote(public)}{_option(arguments)}")
             case "allow":
                 _allow(directory, arguments)
             case "revoke":
                 clients = directory.clients()
                 if clients.pop(arguments.name, None) is None:
-                    raise ConfigError(f"no client is called {arguments.name!r}: `powerd keys list` shows them")
+                    see = f"`powerd keys list{_option(arguments)}` shows them"
+                    raise ConfigError(f"no client is called {arguments.name!r}: {see}")
                 directory.write_clients(clients)
                 print(f"{arguments.name} gets nothing more from this board")
             case "trust":
                 _trust(directory, arguments)
+
+
+def _option(arguments: argparse.Namespace) -> str:
+    """``--keys DIR`` for a command to be copied, where it was given."""
+    return f" --keys {shlex.quote(arguments.keys)}" if arguments.keys else ""
+
+
+def _own_folder(arguments: argparse.Namespace) -> str:
+    return ", with its own folder of keys" if arguments.keys else ""
 
 
 def _own_key(directory: KeyDirectory, file: str, known: KeyPair | None) -> str:
@@ -97,12 +108,16 @@ def _allow(directory: KeyDirectory, arguments: argparse.Namespace) -> None:
     clients = directory.clients()
     known = clients.get(name)
     if known is not None and known.public != key:
-        raise ConfigError(f"{name!r} is allowed with another key: first run `powerd keys revoke {name}`")
+        raise ConfigError(
+            f"{name!r} is allowed with another key: first run `powerd keys revoke {name}{_option(arguments)}`"
+        )
     if twin := next((c.name for c in clients.values() if c.public == key and c.name != name), ""):
         raise ConfigError(f"this key is allowed as {twin!r}: one name is enough")
     role = arguments.role or (known.role if known else "read")
     directory.write_clients({**clients, name: AllowedClient(name, key, role)})
-    print(f"{name} may read from this board")
+    print(f"{name} may read from the board whose keys are in {directory.path}")
+    if directory.server() is None:
+        print(f"no board has its keys there yet: powerd keys server{_option(arguments)}")
 
 
 def _trust(directory: KeyDirectory, arguments: argparse.Namespace) -> None:

@@ -204,6 +204,9 @@ class Sampling:
             self.deadlines.next_ns = now_ns
 
     def _check(self, streams: tuple[Stream, ...]) -> None:
+        now, before = (sum(len(stream.lines) for stream in some or ()) for some in (streams, self._streams))
+        if 0 < now < before:
+            raise SensorError(f"{now} of its {before} lines are there again: it waits for the others")
         if not streams or (self._streams is not None and not same_streams(self._streams, streams)):
             raise ConfigError("the source has no lines, or after an interruption describes other lines than before")
 

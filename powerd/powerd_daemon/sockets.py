@@ -64,6 +64,10 @@ class Sockets:
             close_router(router, linger_ms)
 
 
+_WHAT = ("", ", where readings are served (by default PORT+1)", ", where clocks are compared (by default PORT+2)")
+"""Of the three sockets, behind their addresses in an error."""
+
+
 def bind_sockets(
     context: zmq.Context[zmq.Socket[bytes]], control: str, data: str, clock: str, keys: KeyPair | None = None
 ) -> Sockets:
@@ -74,17 +78,23 @@ def bind_sockets(
     with ExitStack() as undo:
         routers: list[zmq.Socket[bytes]] = []
         # Only the data socket must know that a client cannot take a frame: an answer nobody takes is just dropped.
-        for endpoint in (control, data, clock):
-            routers.append(bind_router(context, endpoint, mandatory=len(routers) == 1, keys=keys))
+        for endpoint, what in zip((control, data, clock), _WHAT, strict=True):
+            is_data = len(routers) == 1
+            routers.append(bind_router(context, endpoint, what, mandatory=is_data, keys=keys))
             undo.callback(close_router, routers[-1])
         undo.pop_all()
     return Sockets(*routers)
 
 
 def bind_router(
-    context: zmq.Context[zmq.Socket[bytes]], endpoint: str, *, mandatory: bool, keys: KeyPair | None = None
+    context: zmq.Context[zmq.Socket[bytes]],
+    endpoint: str,
+    what: str = "",
+    *,
+    mandatory: bool,
+    keys: KeyPair | None = None,
 ) -> zmq.Socket[bytes]:
-    """A ROUTER at ``endpoint``. Raises `ConfigError` naming the endpoint and the remedy."""
+    """A ROUTER at ``endpoint``. Raises `ConfigError` naming the endpoint, ``what`` it is for, and the remedy."""
     router = context.socket(zmq.ROUTER)
     router.set(zmq.ROUTER_MANDATORY, int(mandatory))
     router.set(zmq.SNDHWM, SEND_HWM)
@@ -112,10 +122,10 @@ def bind_router(
         router.bind(endpoint)
     except (zmq.ZMQError, OSError) as error:
         router.close()
-        what = f"{zmq.strerror(error.errno or 0)}:"
+        why = f"{zmq.strerror(error.errno or 0)}:"
         if error.errno == errno.EADDRINUSE:
-            what = "it is in use, perhaps by another powerd: stop that one or"
-        raise ConfigError(f"cannot listen on {endpoint}: {what} choose another with --listen") from error
+            why = "it is in use, perhaps by another powerd: stop that one or"
+        raise ConfigError(f"cannot listen on {endpoint}{what}: {why} choose another with --listen") from error
     return router
 
 

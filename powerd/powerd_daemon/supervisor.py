@@ -28,6 +28,7 @@ from powerd_daemon.config import STREAMS_PER_SOURCE, Config, ServerConfig, Sourc
 from powerd_daemon.ring import Store
 from powerd_daemon.sampler import Resume, Spec, same_streams
 from powerd_daemon.sensor_watch import changes
+from powerd_daemon.sources.base import FIRST_GARBLED
 
 OUTBOX_BYTES = 16 << 20
 SLICE_BYTES = 1 << 16
@@ -91,6 +92,7 @@ class Sampler:
         """When its process began, and when that last sent anything."""
         self.has_opened = False
         """Whether the process is past its first open."""
+        self._has_told_garbled = False
         self.restart_ns: int | None = None
         self._numbers = range(index * STREAMS_PER_SOURCE, (index + 1) * STREAMS_PER_SOURCE)
         self._is_foreign = False
@@ -226,6 +228,12 @@ class Sampler:
         error, before = body.get("error"), self.statistics.get("error")
         if error and not before:
             _log.warning("source %r is lost: %s; it is tried again", self.config.name, error)
+        sensors = body.get("sensors")
+        garbled = sensors.get(FIRST_GARBLED) if isinstance(sensors, dict) else None
+        if garbled and not self._has_told_garbled:
+            self._has_told_garbled = True
+            text = "source %r got %r, which is no reading: such lines are flagged (options: pattern, ignore)"
+            _log.warning(text, self.config.name, garbled)
 
     def _describe(self, described: _Streams) -> None:
         numbers = [stream.number for stream in described.streams]

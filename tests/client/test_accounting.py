@@ -4,6 +4,7 @@ import json
 import os
 import sqlite3
 import subprocess
+import threading
 import time
 from array import array
 from dataclasses import replace
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 
 from powerd_client.accounting.jobs import NOBODY, PROCESSES, CpuTimes, HeldJob, JobBook, began_utc_ns
 from powerd_client.accounting.seconds import BRIDGED_NS, SECOND_NS, Reported, SecondsIntegral, position_of, restore
-from powerd_client.accounting.service import MODELLED_SHARE, arguments, parts_of, told_states, wanted_lines
+from powerd_client.accounting.service import MODELLED_SHARE, arguments, parts_of, run, told_states, wanted_lines
 from powerd_client.accounting.store import DAY_S, NAME, SHARE, WHOLE, Part, State, Store
 from powerd_client.host.job_identity import JobIdentity
 from powerd_client.signals.signal import Readings, RunLine, make_signal
@@ -568,6 +569,14 @@ def test_the_command_line(tmp_path):
     assert (given.url, given.folder, given.retention_days) == ("tcp://board:7360", tmp_path, 30)
     with pytest.raises(ConfigError):
         arguments(["ipc://"])
+
+
+def test_it_says_what_it_does_when_it_starts(tmp_path, capsys):
+    is_over = threading.Event()
+    is_over.set()
+    for spool, told in ((tmp_path, f"jobs by {tmp_path}"), (tmp_path / "none", f"{tmp_path}/none is not there")):
+        run(arguments(["board", "--folder", str(tmp_path / "a"), "--spool", str(spool)]), is_over)
+        assert f"powerd: accounting of tcp://board:7360 into {tmp_path}/a; {told}" in capsys.readouterr().err
 
 
 def test_slurms_prolog_and_epilog_leave_what_is_read(tmp_path):

@@ -1,5 +1,6 @@
 """`powerd export`: what is scraped, by the parser of Prometheus' client; joules across scrapes, losses, restarts."""
 
+import socket
 import time
 
 import numpy as np
@@ -91,6 +92,41 @@ def test_joules_between_two_scrapes_are_the_integral_of_what_came(daemon, export
     assert value(after, "powerd_device_energy_joules_total", device="gpu0") == pytest.approx(2 * 19.995, rel=1e-3)
     u95_j = 1.96 * 0.01 * 19.995 * 2**0.5
     assert value(after, "powerd_device_energy_u95_joules", device="gpu0") == pytest.approx(u95_j, rel=1e-3)
+
+
+def hears_nothing_for(exporter, seconds):
+    """As if the line's latest good reading had come so long ago."""
+    line = exporter._listener.powerds[0].board.lines[RAIL["line"]]
+    line.heard_s -= seconds
+
+
+def test_a_line_of_which_nothing_comes_is_missing_while_it_lasts(daemon, exporter):
+    begin_ns = daemon.now_ns()
+    daemon.add_block([10_000] * 1001, begin_ns)
+    before = until(exporter, has_joules(9.99))
+    assert value(before, "powerd_missing_seconds_total", **RAIL) == 0
+    assert "powerd_fault_ratio" not in before
+    hears_nothing_for(exporter, 20)
+    dead = scraped(exporter)
+    assert value(dead, "powerd_missing_seconds_total", **RAIL) == pytest.approx(20, abs=1)
+    assert value(dead, "powerd_fault_ratio", fault="no answer", **RAIL) == 1
+    assert value(dead, "powerd_missing_seconds_total", line="gpu0.rail_1") == 0
+    told_s = value(scraped(exporter), "powerd_missing_seconds_total", **RAIL)
+    daemon.add_block([10_000] * 101, begin_ns + 19_000_000_000)
+    after = until(exporter, has_joules(10.09))
+    assert value(after, "powerd_missing_seconds_total", **RAIL) >= told_s, "a counter never falls"
+    assert "powerd_fault_ratio" not in after
+
+
+def test_a_line_that_was_dead_from_the_beginning_is_missing(daemon, exporter):
+    until(exporter, lambda found: value(found, "powerd_up") == 1)
+    hears_nothing_for(exporter, 20)
+    told_s = value(scraped(exporter), "powerd_missing_seconds_total", **RAIL)
+    assert told_s == pytest.approx(20, abs=1)
+    daemon.add_block([10_000] * 1001)
+    until(exporter, has_joules(9.99))
+    hears_nothing_for(exporter, 20)
+    assert value(scraped(exporter), "powerd_missing_seconds_total", **RAIL) == pytest.approx(told_s + 20, abs=1)
 
 
 def test_what_is_not_known_has_no_sample(daemon, exporter):
@@ -201,6 +237,15 @@ def test_where_nobody_can_listen_one_line_says_so(place):
 
     with pytest.raises(ConfigError, match="--listen"):
         serve([], place, None, {})
+
+
+def test_a_port_that_is_used_says_whom_to_ask():
+    from powerd_client.accounting.exporter import serve
+
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(ConfigError, match=rf"in use: `ss -ltnp 'sport = :{port}'` .* --listen HOST:PORT"):
+            serve([], f"127.0.0.1:{port}", None, {})
 
 
 def test_a_step_takes_all_that_has_come(daemon, exporter):

@@ -23,6 +23,7 @@ from powerd_core.model import (
     CounterConversion,
     Description,
     Device,
+    Fault,
     Flag,
     Gap,
     Line,
@@ -125,6 +126,18 @@ def test_seconds_without_readings_go_on_over_a_new_start_of_powerd():
     assert line.missing_s == pytest.approx(0.5 - PERIOD_NS * 1e-9)
     assert line.energy_j == pytest.approx(20 * PERIOD_NS * 1e-9)
     assert again.losses == 1
+
+
+def test_readings_that_fail_are_missing_seconds_while_it_lasts():
+    stream = make_stream(lines=1)
+    board = board_of(stream)
+    board.take(timed_block(stream, 0, [(10**9 + k * PERIOD_NS, 0) for k in range(11)]))
+    line = board.lines["gpu0.rail_0"]
+    line.heard_s -= 20
+    board.take(timed_block(stream, 1, [(2 * 10**9 + k * PERIOD_NS, int(Flag.STALE)) for k in range(11)]))
+    assert line.missing_s == 0
+    assert line.missing_until_now_s() == pytest.approx(20, abs=1)
+    assert line.fault_shares() == {Fault.STOOD_STILL: 1.0}
 
 
 def test_flagged_readings_are_no_values():

@@ -14,6 +14,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -24,10 +25,12 @@ from powerd_client import meter as meters
 from powerd_client.journals import journal
 from powerd_client.journals.journal import journal_path
 from powerd_client.record.recording import record_command
+from powerd_client.record.worker import Boards
 from powerd_client.runs.recover import rebuild, recover
 from powerd_client.runs.runfile import read_objects
 from powerd_core.errors import ConfigError, PeerError, PeerTimeout, RunFileError
 from support import small_run
+from support.fake_daemon import make_stream
 from support.steady import steady_daemon
 
 
@@ -458,3 +461,43 @@ def test_a_board_that_never_sent_anything_is_not_late_by_its_own_uptime(tmp_path
     said = capfd.readouterr().err
     assert "sent nothing of the run: is it running?" in said
     assert "sent nothing of the last" not in said
+
+
+def _link_whose_streams_reached(**board_ns):
+    """A link with a stream of two lines for each source, and its last reading on the board's clock."""
+    streams = {
+        number: SimpleNamespace(
+            stream=replace(make_stream(number=number), source=name.rstrip("0123456789")), t_last_board_ns=t_ns
+        )
+        for number, (name, t_ns) in enumerate(board_ns.items())
+    }
+    return SimpleNamespace(
+        url="tcp://b:7360", streams=streams, least_offset_ns=0.0, description=None,
+        earlier=SimpleNamespace(give_up=lambda: None), take_notes=list,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("board_ns", "who"),
+    [
+        (
+            {"hwmon": 2 * 10**9, "sim": 10**10},
+            "source hwmon of the powerd at tcp://b:7360 sent nothing of the",
+        ),
+        ({"hwmon1": 2 * 10**9, "hwmon2": 10**10}, "line gpu0.rail_0, line gpu0.rail_1 of the powerd at tcp://b:7360"),
+        (
+            {"hwmon": 2 * 10**9, "sim": 3 * 10**9},
+            "powerd at tcp://b:7360 sent nothing of the last 8 s of the run",
+        ),
+    ],
+)
+def test_what_sent_nothing_at_the_end_is_named_where_others_sent(board_ns, who):
+    said = []
+    boards = Boards(SimpleNamespace(warn=said.append, add=None))
+    boards.links = [_link_whose_streams_reached(**board_ns)]
+    boards.give_up(1, 10**10)
+    boards.links = []
+    boards.close()
+    (text,) = said
+    assert text.startswith(who)
+    assert ("is it running" in text) != ("see powerd check --running tcp://b:7360" in text)

@@ -293,8 +293,9 @@ def test_beyond_this_machine_it_starts_with_keys_or_when_told_only(
     house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("POWERD_KEYS", str(tmp_path / "none"))
-    for server in ('listen = "tcp://*:*"', f'listen = "tcp://127.0.0.1:*"\nkeys = "{tmp_path}/none"'):
-        with pytest.raises(ConfigError, match="powerd keys server"):
+    given = f'listen = "tcp://127.0.0.1:*"\nkeys = "{tmp_path}/none"'
+    for server, option in (('listen = "tcp://*:*"', ""), (given, f" --keys {tmp_path}/none")):
+        with pytest.raises(ConfigError, match=f"`powerd keys server{option}`"):
             Daemon(configuration(server))
     (house.keys.path / "server.toml").chmod(0o644)
     with pytest.raises(ConfigError, match="chmod 600"):

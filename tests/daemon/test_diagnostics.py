@@ -15,13 +15,14 @@ from fake_nvml import FakeNvml
 from powerd_core.errors import SensorError
 from powerd_daemon import diagnostics
 from powerd_daemon.cli import main
-from powerd_daemon.config import Config, ServerConfig, SourceConfig
+from powerd_daemon.config import Config, ServerConfig, SourceConfig, parse_config
 from powerd_daemon.diagnostics import (
     FAIL,
     OK,
     WARN,
     Finding,
     Machine,
+    check_asked,
     check_bus_speed,
     check_nvml,
     check_ports,
@@ -197,3 +198,19 @@ def test_a_damaged_file_of_gpus_is_one_finding(tmp_path: Path) -> None:
     for text, verdicts in (("", [OK, OK]), ("[[response]]\n", [OK, FAIL])):
         path.write_text(text)
         assert [f.verdict for f in check_nvml(machine(tmp_path, nvml=lambda: Nvml(nvml)), source)] == verdicts
+
+
+def test_sources_that_are_asked_are_opened_once(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    chip = tmp_path / "class/hwmon/hwmon0"
+    chip.mkdir(parents=True)
+    (chip / "power1_input").write_text("5000000")
+    plug = f'[[source]]\nkind = "plug"\nurl = "http://127.0.0.1:{port}"\n'
+    config = parse_config(f'{plug}name = "wall"\n{plug}optional = true\n'
+                          f'[[source]]\nkind = "hwmon"\nroot = "{tmp_path}"\n', "f")  # fmt: skip
+    found = list(check_asked(machine(tmp_path), config))
+    assert [f.verdict for f in found] == [FAIL, WARN, OK]
+    assert "wall (plug): " in found[0].what
+    assert found[2].what == "hwmon (hwmon) answers: 1 line"
+    assert not list(check_asked(machine(tmp_path, is_served=lambda _endpoint: True), config))

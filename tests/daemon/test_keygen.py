@@ -61,6 +61,20 @@ def test_the_printed_commands_introduce_board_and_client(
         assert secret not in first + made + listed
 
 
+def test_the_printed_commands_have_the_directory_that_was_given(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = tmp_path / "of the board"
+    made = said(capsys, "client", "--name", "lab", "--keys", str(given))
+    pasted(made, monkeypatch, tmp_path / "elsewhere")
+    told = capsys.readouterr().out
+    assert f"lab may read from the board whose keys are in {given}" in told
+    assert f"no board has its keys there yet: powerd keys server --keys '{given}'" in told
+    pasted(said(capsys, "server", "--address", "b:1", "--keys", str(given)), monkeypatch, tmp_path / "elsewhere")
+    assert (set(KeyDirectory(given).clients()), set(KeyDirectory(given).boards())) == ({"lab"}, {"b:1"})
+    assert not (tmp_path / "elsewhere").exists()
+
+
 @pytest.mark.parametrize(("name", "mode"), [("server.toml", 0o640), ("clients.toml", 0o664), ("", 0o777)])
 def test_what_others_could_read_or_change_is_refused(
     keys: Path, name: str, mode: int, capsys: pytest.CaptureFixture[str]

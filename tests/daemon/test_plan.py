@@ -189,9 +189,11 @@ def test_a_shunt_in_milliohms_is_asked_about(kind: str, tmp_path: Path, capsys: 
         where = {"ina": "bus = 99\nrate_hz = 100", "sim": "", "node": 'port = "/dev/ttyACM0"'}[kind]
         file.write_text(f'[[source]]\nkind = "{kind}"\n{where}\nsensors = [{of}]\n')
         is_asked = shunt_ohm > 1
-        main(["check", str(file), "--file-only"])
+        status = main(["check", str(file), "--file-only"])
         out = " ".join(capsys.readouterr().out.split())
         assert ("shunt_ohm = 50 is much for a shunt: did you mean 0.05?" in out) == is_asked
+        assert ("is good" in out) != is_asked
+        assert status == 1 or not is_asked
         main(["plan", str(file), "--load", "gpu0=0.01"] if kind != "node" else ["plan", str(file)])
         assert ("question: gpu0.a: shunt_ohm = 50" in capsys.readouterr().out) == (is_asked and kind != "node")
 

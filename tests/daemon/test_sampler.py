@@ -293,6 +293,17 @@ def test_other_lines_after_a_reopening_end_the_sampler() -> None:
         bench.run(300 * MS)
 
 
+def test_lines_that_are_not_there_yet_are_waited_for() -> None:
+    bench = Bench(World(lines=("a", "b"), poll_errors={3: SensorError("both chips are gone")}))
+    bench.sampling.open()
+    bench.world.lines = ("b",)
+    bench.run(300 * MS)
+    assert bench.sampling.statistics()["error"] == "1 of its 2 lines are there again: it waits for the others"
+    bench.world.lines = ("a", "b")
+    bench.run(2000 * MS)
+    assert isinstance(bench.events[-1], Block)
+
+
 def test_a_sampler_that_was_stopped_leaves_a_gap_and_goes_on() -> None:
     """SIGSTOP for three seconds: its clock goes on, and nothing is polled."""
     bench = Bench(World())

@@ -118,6 +118,12 @@ def test_a_running_powerd_is_judged_by_its_feeding_lines(body: dict[str, Any], v
     assert [f.verdict for f in judge_stats(body, {"a"})] == verdicts
 
 
+def test_wiring_is_looked_at_where_there_is_some() -> None:
+    body = stats({"a": {"state": "no answer"}})
+    remedies = [f.remedy for on_i2c in ({"bus"}, set()) for f in judge_stats(body, {"a"}, on_i2c)]
+    assert ["powerd scan" in remedy for remedy in remedies] == [True, False]
+
+
 CARD = """[server]
 listen = "ipc://{folder}/s"
 [[source]]

@@ -68,23 +68,32 @@ class TestNumbers:
         ("text", "options", "power_uw"),
         [
             ("12.5\n", {}, 12_500_000),
-            ("GPU power: 1.25e2 W\n", {}, 125_000_000),
+            ("1.25e2 W\n", {}, 125_000_000),
+            ("  310mW \n", {}, 310_000),
+            ("12,5 W\n", {"decimal": ","}, 12_500_000),
+            ("-3.5 W\n", {"pattern": r"(?P<power>\S+) W"}, -3_500_000),
+            ("2e6 W\n", {"pattern": r"(?P<power>\S+) W"}, 2_000_000_000_000),
             (".5\n", {"units": {"power": "kW"}}, 500_000_000),
             ("t=3 p=70 mW\n", {"pattern": r"p=(?P<power>\d+) (?P<power_unit>m?W)"}, 70_000),
             ("12,02;1,5\n", {"pattern": r"(?P<volts>[\d,]+);(?P<amps>[\d,]+)", "decimal": ","}, 18_030_000),
         ],
     )
-    def test_the_first_number_or_what_a_pattern_finds(self, monkeypatch, text, options, power_uw):
+    def test_a_line_that_is_a_number_or_what_a_pattern_finds(self, monkeypatch, text, options, power_uw):
         o = printed(monkeypatch, text, **options)
         r = o.readings(o.run(30), "meter")
         assert (set(r["power_uw"]), set(r["flags"])) == ({power_uw}, {0})
 
-    def test_a_line_without_a_number_is_flagged(self, monkeypatch):
-        o = printed(monkeypatch, "N/A\n")
+    @pytest.mark.parametrize(
+        "text",
+        ["N/A", "Segfault: sensor 3 gone", "error 0", "0 errors", "-5 W", "1e9", "nan", "5 VA", "12,5", "3 4", "5 Wh"],
+    )
+    def test_a_line_that_is_no_number_of_watts_is_flagged(self, monkeypatch, text):
+        o = printed(monkeypatch, f"{text}\n")
         r = o.readings(o.run(50), "meter")
         # The piece of a line that was under way at the start is no garbage.
         assert r["flags"][1:] == [Flag.IO_ERROR] * len(r["flags"][1:])
         assert o.source.health()["garbled_lines"] >= 2
+        assert o.source.health()["first_garbled"] == text
 
     def test_what_ran_is_kept_with_the_readings_and_needs_no_hardware(self, monkeypatch):
         o = printed(monkeypatch, "1\n")

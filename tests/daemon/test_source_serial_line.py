@@ -100,7 +100,9 @@ class TestReadings:
         r = o.readings(o.run(300), "meter")
         assert r["flags"] == [0, Flag.IO_ERROR, 0]
         assert r["power_uw"] == [1_000_000, 0, 3_000_000]
-        assert o.source.health() == {"garbled_lines": 1, "late_lines": 0, "silences": 0}
+        assert o.source.health() == {
+            "garbled_lines": 1, "late_lines": 0, "silences": 0, "first_garbled": "P=2x@ W",
+        }  # fmt: skip
 
     def test_a_silence_is_flagged_until_it_ends(self):
         o, player = opened(every(3))

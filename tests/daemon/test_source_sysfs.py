@@ -182,11 +182,23 @@ class TestFailures:
         with pytest.raises(SensorError, match="power2_input does not give a number"):
             opened(tmp_path)
 
-    def test_a_chip_that_is_gone_loses_the_source(self, tmp_path):
-        o = opened(hwmon(tmp_path, JETSON))
-        (tmp_path / "class/hwmon/hwmon0/curr2_input").unlink()
-        with pytest.raises(SensorError, match="curr2_input is gone: was the kernel's module unloaded"):
-            o.run(1)
+    def test_a_chip_that_is_gone_is_flagged_alone_until_it_is_back(self, tmp_path):
+        o = opened(hwmon(tmp_path, INA226, GRACE))
+        file = tmp_path / "class/hwmon/hwmon0/power1_input"
+        file.unlink()
+        made = o.run(LOST + 3)
+        file.write_text("18075000\n")
+        made += o.run(2)
+        flags = o.readings(made, "hwmon.ina226_power1")["flags"]
+        assert (flags[: LOST + 3], flags[-1]) == ([Flag.IO_ERROR] * (LOST + 3), 0)
+        assert set(o.readings(made, "hwmon.module_power_socket_0")["flags"]) == {0}
+
+    def test_the_source_is_lost_when_all_are_gone(self, tmp_path):
+        o = opened(hwmon(tmp_path, INA226, GRACE))
+        for file in ("hwmon0/power1_input", "hwmon1/power1_average"):
+            (tmp_path / "class/hwmon" / file).unlink()
+        with pytest.raises(SensorError, match="power1_input is gone: was the kernel's module unloaded"):
+            o.run(LOST)
 
     @pytest.mark.parametrize("options", [{"rate_hz": 0.0}, {"u_gain": -1.0}, {"device": ""}])
     def test_options_that_cannot_be_used_are_refused(self, options):

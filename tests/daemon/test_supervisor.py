@@ -129,6 +129,14 @@ def test_a_sensor_that_fails_is_one_line_in_the_log(bench):
     assert len([row for row in rows if "is lost: the meter is gone; it is tried again" in row]) == 1
 
 
+def test_a_text_that_is_no_reading_is_said_once(bench):
+    bench.hear("streams", STREAMS)
+    for sensors in ({"garbled_lines": 0}, {"first_garbled": "error 3"}, {"first_garbled": "error 4"}):
+        bench.hear("statistics", {"sensors": sensors})
+    assert bench.said.getvalue().count("is no reading") == 1
+    assert "got 'error 3', which is no reading" in bench.said.getvalue()
+
+
 def test_what_was_sent_while_powerd_itself_was_suspended_is_waited_for(bench):
     bench.hear("streams", STREAMS)
     bench.clock.t_ns += round((SILENT_S + 5) * SECOND)

@@ -12,6 +12,8 @@ import pytest
 import zmq
 
 from powerd_client import Meter, open_run
+from powerd_core.errors import ConfigError
+from powerd_daemon.sockets import bind_sockets
 from support.fake_daemon import FakeDaemon
 
 POWERD = [sys.executable, "-P", "-m", "powerd_daemon"]
@@ -60,6 +62,16 @@ def test_a_port_in_use(tmp_path):
         done = call(*POWERD, "run", "--sim", "--listen", url, cwd=tmp_path)
     assert done.returncode == 2
     assert re.search(rf"{url}.*in use", done.stderr.strip().splitlines()[-1])
+
+
+def test_the_second_of_its_ports_in_use(tmp_path):
+    with zmq.Context() as context, socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        addresses = [f"tcp://127.0.0.1:{p}" for p in ("*", port, "*")]
+        with pytest.raises(ConfigError, match=rf"{port}, where readings are served .*PORT\+1.*: it is in use"):
+            bind_sockets(context, *addresses)
 
 
 def test_a_powerd_of_another_version(tmp_path):

@@ -2,11 +2,17 @@
 looked at where `make docs` has built them."""
 
 import importlib.util
+import sys
 import time
+import types
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 from bench_report import browser_page, find_browser
+
+from powerd_core.serde import describe_options
+from powerd_daemon.sources.base import find_source, kinds
 
 ROOT = Path(__file__).parents[2]
 _SPEC = importlib.util.spec_from_file_location("site_of_docs", ROOT / "docs/site.py")
@@ -46,6 +52,29 @@ def test_what_is_wrong_is_found(small, added, fault):
     page.write_text(page.read_text() + added)
     (found,) = site.faults(small)
     assert fault in found
+
+
+@pytest.fixture
+def docstrings(monkeypatch):
+    """How the site shows docstrings, without what draws it."""
+    griffe = types.ModuleType("griffe")
+    griffe.Extension, griffe.Docstring = object, types.SimpleNamespace
+    monkeypatch.setitem(sys.modules, "griffe", griffe)
+    spec = importlib.util.spec_from_file_location("docstrings_of_docs", ROOT / "docs/docstrings.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("kind", kinds())
+def test_tables_of_options_have_all_with_their_defaults(docstrings, kind):
+    cls = find_source(kind).Options
+    rows = docstrings.option_rows(f"{cls.__module__}.{cls.__qualname__}", {f.name for f in fields(cls)})
+    options = describe_options(cls)
+    assert len(rows) == 2 + len(options)
+    for row, option in zip(rows[2:], options, strict=True):
+        assert row.startswith(f"| `{option.name}` | {'<code>' if option.default else 'required'}")
+        assert row.count("|") == 4
 
 
 def test_equations_become_mathml():

@@ -18,7 +18,7 @@ from powerd_analytics.run_tables.table import RunRow, line_of_run
 from powerd_analytics.runs.ranks import describe_ranks, notes_of_run
 from powerd_analytics.runs.run import Progress, Run, RunDevice, no_progress
 from powerd_analytics.runs.settings import settings_of
-from powerd_analytics.runs.signals import good_readings_of, load_together
+from powerd_analytics.runs.signals import good_readings_of, load_together, silences_of
 from powerd_client.host.hostclock import read_anchor
 from powerd_client.journals.job import MAX_TEXT
 from powerd_client.knobs.power_choice import POWER_CHOICE
@@ -142,6 +142,7 @@ def _lines(run: Run, signals: list[Signal], described: RunDevice, wholes: Sequen
                 "good_readings": good_readings_of(s),
                 "bad_readings": s.bad,
                 "faults": {str(fault): count for fault, count in s.faults.items()},
+                "silences": _silences(run, s),
                 "has_readings": has_readings,
                 "is_feed": is_feed,
                 "sensor": sensor(s) if has_readings else "",
@@ -156,6 +157,22 @@ def _lines(run: Run, signals: list[Signal], described: RunDevice, wholes: Sequen
         "lines": lines,
         "time_s": time_s,
         "lines_j": sum(line["energy_j"] for line in fed) if is_known and is_one else None,
+    }
+
+
+def _silences(run: Run, signal: Signal) -> Document | None:
+    """When a line had no good readings, in seconds since the run's begin; None where it always had some."""
+    stretches = silences_of(signal, run.begin_ns, run.end_ns)
+    if not len(stretches):
+        return None
+    lengths_s = stretches[:, 1] - stretches[:, 0]
+    # Nobody notes what each stretch is of: the only fault of a line, where that took so many readings.
+    is_fault = len(signal.faults) == 1 and 2e-9 * signal.spacing_ns * signal.bad > lengths_s.sum()
+    return {
+        "what": str(next(iter(signal.faults))) if is_fault else "without readings",
+        "count": len(stretches),
+        "first_s": stretches[0].tolist(),
+        "longest_s": stretches[lengths_s.argmax()].tolist(),
     }
 
 
@@ -221,7 +238,8 @@ def describe_run(document: Document) -> Iterator[str]:
         )
     for gap in d["gaps"]:
         lost = f"{gap['lost_scans']} scans" if gap["lost_scans"] is not None else "an unknown number of scans"
-        yield f"lost of {gap['stream']}: {lost} over {seconds(gap['time_s'])}: {gap['cause']}"
+        over = f" over {seconds(gap['time_s'])}" if gap["time_s"] > 0 else ""
+        yield f"lost of {gap['stream']}: {lost}{over}: {gap['cause']}"
     if d["wall_clock_anchors"]:
         yield f"wall clock: {d['wall_clock_anchors']} anchors, for `joules trace`"
     yield from (f"{message['level']}: {message['text']}" for message in d["messages"])
@@ -240,6 +258,7 @@ def _describe_lines(device: Document, run: str) -> Iterator[str]:
         text = f"  {line['line']} ({line['provenance']}, {line['source']}): "
         why = ", ".join(f"{fault} {n}" for fault, n in line["faults"].items())
         count = f"{line['good_readings']} good readings, {line['bad_readings']} bad{f' ({why})' if why else ''}"
+        count += _describe_silences(line["silences"])
         if not line["has_readings"]:
             yield f"{text}no energy, {count}"
             continue
@@ -270,6 +289,18 @@ def _describe_lines(device: Document, run: str) -> Iterator[str]:
         yield f"  sum of the feeds: not known, no readings of {', '.join(unknown)}"
     for whole in device["totals"]:
         yield f"  {whole['text']}"
+
+
+def _describe_silences(silences: Document | None) -> str:
+    """``; no answer 25.1 s to 28.3 s``, of the first stretch, and of the longest where that is another one."""
+    if silences is None:
+        return ""
+    first, longest = (f"{begin:.1f} s to {end:.1f} s" for begin, end in (silences["first_s"], silences["longest_s"]))
+    text = f"; {silences['what']} {first}"
+    if silences["count"] > 1:
+        text += f", the first of {silences['count']} stretches"
+        text += f", and {longest}, the longest" if longest != first else " and the longest"
+    return text
 
 
 def _describe_auxiliary(line: Document) -> str:

@@ -1232,7 +1232,9 @@ def _loss_notes(run: Run, part: Part) -> list[str]:
     for gap in run.gaps:
         if names.intersection(gap.lines):
             lengths_s.setdefault(gap.cause, []).append((gap.end_ns - gap.begin_ns) * 1e-9)
-    return [f"scans lost {times(len(s))} over {seconds(sum(s))}: {cause}" for cause, s in lengths_s.items()]
+    # One that is declared at a moment has no length.
+    over = {cause: f" over {seconds(sum(s))}" if sum(s) > 0 else "" for cause, s in lengths_s.items()}
+    return [f"scans lost {times(len(s))}{over[cause]}: {cause}" for cause, s in lengths_s.items()]
 
 
 def _silent(run: Run, part: Part) -> list[str]:

@@ -496,7 +496,7 @@ def _line_document(line: LiveLine) -> dict[str, Any]:
         "energy_j": line.known_j if is_power else None,
         "value": line.value,
         "covered_s": line.covered_s,
-        "missing_s": line.missing_s,
+        "missing_s": line.missing_until_now_s(),
         "rate_hz": line.rate_hz,
         "readings": line.readings,
         "flagged": line.bad,

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from powerd_analytics.runs.run import LineReader, Progress, Run, no_progress
 from powerd_client.signals.signal import (
+    LATE_FACTOR,
     Readings,
     RunLine,
     Signal,
@@ -287,6 +288,17 @@ def holes_of(signal: Signal, view: View = View()) -> Ints:
         at = np.flatnonzero((piece.missing_ns() > 0) & own)
         holes.append(np.stack([t[at], t[at + 1]], axis=1))
     return np.concatenate(holes)
+
+
+def silences_of(signal: Signal, begin_ns: int, end_ns: int) -> Values:
+    """Stretches of a run without good readings, at its two ends too: seconds since its begin [h, 2]."""
+    holes = holes_of(signal, View(begin_ns, end_ns))
+    if len(signal) and not signal.line.accuracy.step_j:
+        ends = np.array([[begin_ns, signal.t_ns[0]], [signal.t_ns[-1], end_ns]])
+        is_late = ends[:, 1] - ends[:, 0] > LATE_FACTOR * signal.resolution_ns
+        holes = np.concatenate([ends[:1][is_late[:1]], holes, ends[1:][is_late[1:]]])
+    since_s: Values = (np.clip(holes, begin_ns, end_ns) - begin_ns).astype(np.float64) * 1e-9
+    return since_s
 
 
 def missing_of(signal: Signal, begin_ns: int, end_ns: int) -> tuple[float, float]:

@@ -9,6 +9,7 @@ same: ``Hostname``, ``UUID``, ``modelName``.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import threading
@@ -186,7 +187,7 @@ class Exporter:
 
     def _of_lines(self, lines: Sequence[tuple[LivePowerd, LiveLine]]) -> Iterator[Metric]:
         energy = CounterMetricFamily("powerd_energy_joules", "Joules since the exporter began.", labels=_OF_LINE)
-        missing = CounterMetricFamily("powerd_missing_seconds", "Seconds without readings.", labels=_OF_LINE)
+        missing = CounterMetricFamily("powerd_missing_seconds", "Seconds without good readings.", labels=_OF_LINE)
         readings = CounterMetricFamily("powerd_readings", "Readings by what is wrong with them.",
                                        labels=(*_OF_LINE, "flag"))  # fmt: skip
         faults = GaugeMetricFamily(
@@ -205,10 +206,10 @@ class Exporter:
                 continue
             if own.known_j is not None:
                 energy.add_metric(labels, own.known_j)
-            missing.add_metric(labels, own.missing_s)
+            missing.add_metric(labels, own.missing_until_now_s())
             for flag, count in [("good", own.readings - own.bad), *own.faults.items()]:
                 readings.add_metric((*labels, str(flag)), count)
-            for fault, share in own.fault_shares().items():
+            for fault, share in own.fault_shares(is_answering=not powerd.trouble).items():
                 faults.add_metric((*labels, str(fault)), share)
         yield from (energy, missing, readings, faults, limited, *others.values())
 
@@ -308,7 +309,9 @@ def serve(urls: Sequence[str], place: str, keys: Path | None, tls: Mapping[str, 
     try:
         server, thread = start_http_server(int(port), host, registry, **tls)
     except OSError as error:
-        raise ConfigError(f"--listen {place}: {error.strerror or error}") from error
+        is_used = error.errno == errno.EADDRINUSE
+        remedy = f": `ss -ltnp 'sport = :{port}'` says by whom; name another with --listen HOST:PORT" if is_used else ""
+        raise ConfigError(f"--listen {place}: {error.strerror or error}{remedy}") from error
     tell(f"powerd export serves http{'s' if tls else ''}://{place}/metrics of {', '.join(urls)}")
     is_over = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -293,6 +293,7 @@ def run(settings: Settings, is_over: threading.Event) -> None:
     make_folder(settings.folder)
     said = ""
     with zmq.Context() as context, _alone(settings.folder):
+        tell(_what_it_does(settings))
         while not is_over.is_set():
             try:
                 _session(settings, context, is_over)
@@ -333,6 +334,13 @@ def _session(settings: Settings, context: zmq.Context[zmq.Socket[bytes]], is_ove
         session.end()
     finally:
         session.close()
+
+
+def _what_it_does(settings: Settings) -> str:
+    jobs = f"jobs by {settings.spool}"
+    if not settings.spool.is_dir():
+        jobs = f"{settings.spool} is not there, so that jobs are found by their programs on GPUs"
+    return f"accounting of {settings.url} into {settings.folder}; {jobs}"
 
 
 def arguments(words: Sequence[str] | None = None) -> Settings:

@@ -59,6 +59,8 @@ _BEGINS = 200
 _DRIFT = 100e-6
 """So much a clock may go wrong while no exchange is made (`powerd_core.clock_comparison`'s default)."""
 _QUIET_S = 3.0
+_KEPT = ("energy_j", "covered_s", "missing_s", "told_missing_s", "heard_s", "readings", "bad", "faults")
+"""What a line goes on with where its powerd was started anew."""
 BETWEEN = "between phases"
 _SPARKS, _FIRST_EVENTS, _ADD_S = 60, 1000, 0.2
 _MOST_ROUNDS = 32
@@ -95,7 +97,10 @@ class LiveLine:
     """Of the last second: end (board time), joules, seconds, readings."""
     trail: deque[tuple[NDArray[np.int64], NDArray[np.float64]]] = field(default_factory=lambda: deque(maxlen=1024))
     """Board times and joules until then of the readings that no phase has been given yet."""
-    heard_s: float = 0.0
+    heard_s: float = field(default_factory=time.monotonic)
+    """When its latest good reading came, by this machine's clock; before there was one, when this began to listen."""
+    told_missing_s: float = 0.0
+    """What `missing_until_now_s` has said, which never falls."""
 
     def __post_init__(self) -> None:
         self.follow = FollowedLine(self.line)
@@ -110,10 +115,13 @@ class LiveLine:
         if isinstance(self.line.conversion, QuantityConversion):
             self._take_value(readings, self.line.conversion)
             return
+        is_first = self.last is None
         signal = self.follow.take(readings)
         self.bad += signal.bad
         if not len(signal):
             return
+        if is_first:
+            self.missing_s = max(self.missing_s, self.told_missing_s)
         t_ns = int(signal.t_ns[-1])
         self.missing_s += self._silence_s(signal)
         if len(signal) > 1:
@@ -149,6 +157,7 @@ class LiveLine:
         good = np.flatnonzero(good_readings(readings))
         self.bad += len(readings.t_ns) - len(good)
         if len(good):
+            self.heard_s = time.monotonic()
             self.value = float(readings.codes[conversion.column][good[-1]]) * conversion.per_code
         self._remember(int(readings.t_ns[-1]), 0.0, 0.0, len(readings.t_ns))
 
@@ -170,12 +179,24 @@ class LiveLine:
         while len(self.trail) > 1 and self.trail[0][0][-1] < until_ns:
             self.trail.popleft()
 
-    def fault_shares(self) -> dict[Fault, float]:
-        """The share of readings that each fault took so far; all of them for a fault that lasts."""
+    def fault_shares(self, *, is_answering: bool = False) -> dict[Fault, float]:
+        """The share of readings that each fault took so far; all of them for a fault that lasts. A line of which
+        nothing comes any more has one, too, where its powerd ``is_answering``."""
         shares = {fault: count / max(self.readings, 1) for fault, count in self.faults.items()}
-        if self.fault is not None and time.monotonic() - self.heard_s > _QUIET_S:
-            shares[self.fault] = 1.0
+        fault = self.fault or (Fault.NO_ANSWER if is_answering else None)
+        if fault is not None and self._silence_until_now_s() > 0:
+            shares[fault] = 1.0
         return shares
+
+    def missing_until_now_s(self) -> float:
+        """``missing_s``, and a silence that lasts: readings that fail, or do not come. It never falls."""
+        self.told_missing_s = max(self.told_missing_s, self.missing_s + self._silence_until_now_s())
+        return self.told_missing_s
+
+    def _silence_until_now_s(self) -> float:
+        """Seconds since the latest good reading, without the line's period; 0 where the next may be on its way."""
+        period_s, silent_s = self.line.period_ns * 1e-9, time.monotonic() - self.heard_s
+        return silent_s - period_s if silent_s > _QUIET_S + 2 * period_s else 0.0
 
     @property
     def known_j(self) -> float | None:
@@ -218,7 +239,7 @@ class LiveBoard:
             self.lost_scans, self.last_cause = before.lost_scans, "powerd was started anew"
             for name in self.lines.keys() & before.lines.keys():
                 old = before.lines[name]
-                for count in ("energy_j", "covered_s", "missing_s", "readings", "bad", "faults"):
+                for count in _KEPT:
                     setattr(self.lines[name], count, getattr(old, count))
                 self.lines[name].silent = old.silent if old.last is None else (int(old.last.t_ns[0]), old.heard_s)
 
@@ -439,7 +460,7 @@ class Listener:
         for powerd in self.powerds:
             for (device, kind), own in powerd.board.devices.items():
                 power_w, energy_j = _sum([s.power_w for s in own]), _sum([s.known_j for s in own])
-                missing_s = max((s.missing_s for s in own), default=0.0)
+                missing_s = max((s.missing_until_now_s() for s in own), default=0.0)
                 is_recorded = powerd in self.recorded and recorded[device, kind] == 1
                 figures.append(DeviceFigures(device, kind, power_w, energy_j, missing_s, len(own), is_recorded))
         return figures

@@ -173,7 +173,11 @@ class Boards:
                 of = (
                     f"the last {(stop_ns - reached_ns) * 1e-9:.3g} s of the run" if reached_ns > begin_ns else "the run"
                 )
-                self._journal.warn(f"powerd at {link.url} sent nothing of {of}: is it running?")
+                if parts := _silent_parts(link, stop_ns):
+                    who = f"{', '.join(parts)} of the powerd at {link.url}"
+                    self._journal.warn(f"{who} sent nothing of {of}: see powerd check --running {link.url}")
+                else:
+                    self._journal.warn(f"powerd at {link.url} sent nothing of {of}: is it running?")
             if link.description is not None and link.offset_ns is None:
                 port = link.description.clock_endpoint.rpartition(":")[2]
                 self._journal.warn(
@@ -205,6 +209,24 @@ def _reached_ns(link: BoardLink, stop_ns: int) -> float:
     """
     offset = link.least_offset_ns
     return min([s.t_last_board_ns + offset for s in _fast(link)] if offset is not None else [], default=stop_ns)
+
+
+def _silent_parts(link: BoardLink, stop_ns: int) -> list[str]:
+    """The sources, or lines of a source, that did not reach the end of the run while others did; none where all stopped
+    or powerd itself."""
+    fast, offset_ns = _fast(link), link.least_offset_ns or 0.0
+    reached = [s.stream for s in fast if s.t_last_board_ns + offset_ns >= stop_ns]
+    if not reached:
+        return []
+    lacking = [s.stream for s in fast if s.t_last_board_ns + offset_ns < stop_ns]
+    shared = {stream.source for stream in reached}
+    return sorted(
+        {
+            f"line {line.name}" if stream.source in shared else f"source {stream.source}"
+            for stream in lacking
+            for line in stream.lines
+        }
+    )
 
 
 def _is_needed(event: Block | Gap, link: BoardLink, stop_ns: int | None) -> bool:

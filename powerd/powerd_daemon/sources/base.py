@@ -21,6 +21,8 @@ from powerd_daemon.clock import Clock
 GROUP = "powerd.sources"
 UNTESTED = "untested on hardware"
 """Said wherever a source is chosen and its readings are shown that was tested against simulated answers alone."""
+FIRST_GARBLED = "first_garbled"
+"""In `Source.health`: the first text that was no reading. powerd logs it, once for each source."""
 LEAST_RATE_HZ = 0.001
 """The slowest pace of a source: a reading in a quarter of an hour."""
 

@@ -12,10 +12,14 @@ from typing import ClassVar
 
 from powerd_core.errors import ConfigError, SensorError
 from powerd_core.serde import option
+from powerd_daemon.sources.polled import CODES_PER_UNIT
 from powerd_daemon.sources.port import CHUNK, Port
 from powerd_daemon.sources.serial_line import LineOptions, LineSource
 
-NUMBER = r"(?P<power>[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)"
+WATTS = r"^\s*\+?(?P<power>(?:\d+[.,]?\d*|[.,]\d+)(?:[eE][-+]?\d+)?)\s*(?P<power_unit>[um]W|k?W)?\s*$"
+"""A line that is a number with an optional unit: the numbers in an error's text are no watts."""
+MOST_W = 1e6
+"""More is an error's number, not the power behind one meter. A pattern of the user's own has no such limit."""
 END_S = 1.0
 """What a program has to end by itself before it is killed."""
 
@@ -30,7 +34,9 @@ class CommandOptions(LineOptions):
         }
     )
     pattern: str = option(
-        NUMBER, "regular expression with named groups as for serial-line; the default is a line's first number"
+        WATTS,
+        "regular expression with named groups as for serial-line; by default the whole line is a number from 0 to 1e6 "
+        "watts, with or without its unit (uW, mW, W, kW)",
     )
 
     def __post_init__(self) -> None:
@@ -96,3 +102,8 @@ class CommandSource(LineSource):
 
     def connect(self) -> tuple[Port, Mapping[str, object]]:
         return ProgramPort(self.options.command), {"command": list(self.options.command)}
+
+    def read_line(self, text: str) -> dict[str, int]:
+        codes = super().read_line(text)
+        is_absurd = self.options.pattern == WATTS and codes.get("power", 0) > MOST_W * CODES_PER_UNIT
+        return {} if is_absurd else codes

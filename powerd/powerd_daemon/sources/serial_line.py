@@ -25,7 +25,8 @@ from powerd_core.model import (
     Stream,
 )
 from powerd_core.serde import option
-from powerd_daemon.sources.base import LineOutput, Source, Start
+from powerd_core.text import printable
+from powerd_daemon.sources.base import FIRST_GARBLED, LineOutput, Source, Start
 from powerd_daemon.sources.polled import CODES_PER_UNIT, SILENCE, micro_code
 from powerd_daemon.sources.port import LineReader, OpenPort, Port, SerialPort
 
@@ -39,6 +40,8 @@ _UNITS = {
 _DEFAULTS = {"power": "W", "energy": "J", "volts": "V", "amps": "A"}
 _GROUPS = ({"power"}, {"energy"}, {"power", "energy"}, {"volts", "amps"}, {"volts", "amps", "energy"})
 """What a pattern may read: never the power in two ways."""
+_MOST_SHOWN = 100
+"""Characters of a line that is no reading."""
 LATENCY_NS = 16_000_000
 """What a USB serial adapter may hold bytes back."""
 
@@ -179,6 +182,7 @@ class LineSource(Source):
         self._looked_ns = self._ask_ns = 0
         self._is_first = True
         self.garbled = self.late = self.silences = 0
+        self._first_garbled = ""
 
     @property
     def period_ns(self) -> int:
@@ -219,7 +223,12 @@ class LineSource(Source):
                 output.append(self._heard_ns[quantity] - self._window_ns // 2, 0, Flag.MISSING)
 
     def health(self) -> dict[str, object]:
-        return {"garbled_lines": self.garbled, "late_lines": self.late, "silences": self.silences}
+        counts = {"garbled_lines": self.garbled, "late_lines": self.late, "silences": self.silences}
+        return {**counts, FIRST_GARBLED: self._first_garbled} if self.garbled else dict(counts)
+
+    def read_line(self, text: str) -> dict[str, int]:
+        """A line's codes by quantity; empty for one that is no reading."""
+        return self._format.read(text)
 
     def close(self) -> None:
         if self._port is not None:
@@ -230,12 +239,13 @@ class LineSource(Source):
         is_first, self._is_first = self._is_first, False
         if not text or (self._ignore is not None and self._ignore.search(text)):
             return
-        codes = self._format.read(text)
+        codes = self.read_line(text)
         if not codes and is_first:
             return
         end_ns = begun_ns - round(self.options.delay_ms * 1e6)
         if not codes:
             self.garbled += 1
+            self._first_garbled = self._first_garbled or printable(text, limit=_MOST_SHOWN)
             for output in self._outputs.values():
                 output.append(end_ns - self._window_ns // 2, 0, Flag.IO_ERROR)
         # A look that came late does not know when its lines did: their values are true, their times are not.

@@ -102,7 +102,7 @@ class SysfsMeter(Meter):
 
 
 def read_code(rail: Rail) -> int:
-    """A rail's micro-units now. Raises `Unanswered`, or `SensorError` where its chip is gone."""
+    """A rail's micro-units now. Raises `Unanswered`, also where its chip is gone: it may come back."""
     value = rail.scale
     for name in rail.files:
         path = rail.folder / name
@@ -110,7 +110,7 @@ def read_code(rail: Rail) -> int:
             value *= Decimal(path.read_text(encoding="ascii").strip())
         except (OSError, ValueError, DecimalException) as error:
             if isinstance(error, OSError) and error.errno in (errno.ENODEV, errno.ENOENT, errno.ENXIO):
-                raise SensorError(f"{path} is gone: was the kernel's module unloaded?") from error
+                raise Unanswered(f"{path} is gone: was the kernel's module unloaded?") from error
             raise Unanswered(f"{path} does not give a number: {error}") from error
     try:
         return micro_code(value / 1_000_000)

@@ -122,6 +122,46 @@ def test_auxiliary_channels_are_shown_and_compared_with_nothing(path):
     assert "clock_events_bits: gpu_idle in 54.5%, sw_power_cap in 54.5%; 11" in text
 
 
+def when_silent(tmp_path, flags, t_ns=None):
+    """What `joules info` says of a line of 20 s at 10 Hz, whose readings have these flags."""
+    t_ns = np.arange(0, 20 * S, 100 * MS) if t_ns is None else t_ns
+    spec = LineSpec("gpu0.a", lambda t: np.full(len(t), 100.0), t_ns=t_ns, flags=flags)
+    (text,) = [x for x in describe_run(run_document(read_run(make_run(tmp_path / "r.h5", [spec], end_ns=20 * S))))
+               if x.startswith("  gpu0.a")]  # fmt: skip
+    return text
+
+
+def test_info_says_when_a_line_had_no_readings(tmp_path):
+    flags = np.zeros(200, np.uint16)
+    assert "s to" not in when_silent(tmp_path, flags)
+    flags[51:82] = int(Flag.IO_ERROR)
+    assert "31 bad (no answer 31); no answer 5.0 s to 8.2 s; " in when_silent(tmp_path, flags)
+    flags[101:160] = int(Flag.IO_ERROR)
+    told = "; no answer 5.0 s to 8.2 s, the first of 2 stretches, and 10.0 s to 16.0 s, the longest; "
+    assert told in when_silent(tmp_path, flags)
+    flags[51:82] = int(Flag.STALE)
+    assert "; without readings 5.0 s to 8.2 s, the first" in when_silent(tmp_path, flags)
+
+
+def test_info_says_when_readings_end_before_the_run(tmp_path):
+    t_ns = np.arange(0, 12 * S + 1, 100 * MS)
+    assert "; without readings 12.0 s to 20.0 s; " in when_silent(tmp_path, np.zeros(121, np.uint16), t_ns)
+
+
+@pytest.mark.parametrize("end_ns", [0, 80 * MS])
+def test_scans_that_were_lost_at_a_moment_have_no_length(tmp_path, end_ns):
+    path = make_run(tmp_path / "r.h5", [LineSpec("gpu0.a", lambda t: np.full(len(t), 100.0))])
+    gap = {"begin_ns": 0, "end_ns": end_ns, "lost": 3, "stream": "s", "lines": '["gpu0.a"]', "cause": "the bus"}
+    with h5py.File(path, "r+") as file:
+        for name, value in gap.items():
+            del file["gaps"][name]
+            file["gaps"].create_dataset(name, data=[value])
+    run = read_run(path)
+    (row,) = phase_table(run).runs
+    assert ("scans lost once: the bus" in row.note) == (not end_ns)
+    assert ("lost of s: 3 scans: the bus" in list(describe_run(run_document(run)))) == (not end_ns)
+
+
 # A device without readings has no energy: nothing that reads a run makes 0 J of it.
 
 
