@@ -21,7 +21,6 @@ from pathlib import Path
 
 from common import machine, options, progress
 from published import (
-    COMMANDS,
     COMPARED,
     CONSTANTS,
     NOWHERE,
@@ -63,11 +62,10 @@ MEANINGS = {
     Basis.FITTED: "constants were chosen for it",
     Basis.REPLAYED: "in the file, carried through",
     Basis.SET: "of the protocol, in the file",
-    Basis.CONTRADICTED: "its own columns say otherwise",
-    Basis.NOT_COMPARED: "see below",
+    Basis.CONTRADICTED: "by its own columns, if they mean what the paper defines",
+    Basis.NOT_COMPARED: "see numbers.csv",
 }
 LEFT_OUT = "left out"
-PREFIX = "joules campaign table "
 LONGEST_S, NEAR_PCT = 120.0, 2.0
 
 
@@ -98,39 +96,35 @@ class Section:
 SECTIONS = (
     Section(
         "Castro et al., forward and backward on two generations", ("castro",),
-        "The authors' seconds, joules and accuracy of a batch are in the file, and the campaign draws noise of 0.2 % "
-        "around them: the name of a card behind `--on` does nothing here. Shown is the arithmetic from their rows to "
-        "whole trainings, and to machines of which one card of each kind was measured. Operations are counted by the "
-        "paper's equations; ResNetIm's do not follow from its text.",
+        "The authors' seconds, joules and accuracy of a batch are in the file, with noise of 0.2 %: the card behind "
+        "`--on` does nothing here. Shown is the arithmetic from their rows to whole trainings and mixed machines. "
+        "Operations are counted by the paper's equations; ResNetIm's do not follow from its text.",
         ("castro", "kinds-backward", "Backward on two kinds of cards"),
     ),
     Section(
         "Krzywaniak et al., caps on one GPU", ("krzywaniak", "krzywaniak-v100"),
         "The card's constants were fitted to Table 2 and pulled towards its printed caps, so that nothing of it is a "
-        "prediction but what was left out, above. Shown is that one command gives 990 runs and finds the caps at which "
-        "the simulated card is best.",
+        "prediction but what was left out, above.",
         ("krzywaniak", "sweep", "Power, energy, time and their products over the cap"),
     ),
     Section(
         "Tang et al., core and memory clocks", ("tang-p100", "tang-v100", "tang-rtx2080ti"),
         "The power of each algorithm's kernels was chosen for table IV. How speed goes with the clock is predicted, by "
-        "a roofline of each network's own layers: gains are larger than printed. AlexNet's comes out, and is nearly "
-        "the ratio of the clocks (85 %); its power does not. The jump of power is predicted by knees that were fitted "
-        "to traces of Zeus, and lies too low. The order of the algorithms cannot be predicted.",
+        "a roofline of each network's own layers: gains are larger than printed. AlexNet's speed comes out, its power "
+        "does not. The predicted jump of power lies too low. The order of the algorithms cannot be predicted.",
         ("tang-v100", "sm_clock-train-gemm", "Speed, power and energy over the core clock"),
     ),
     Section(
         "Koszczal et al., caps on a machine of eight", ("koszczal",),
         "The card is the one of Krzywaniak's Table 2. Times at 260 W are set, and the machine's constants were chosen "
         "for the best caps on eight GPUs and their time at 170 W: one of five caps comes out, three are 10 W off, one "
-        "20 W. Gains grow with the number of GPUs, as they do wherever cards share a machine's own power; they are too "
-        "large on two and four and too small on eight, where ours is at our best cap and theirs at theirs.",
+        "20 W. Gains are too large on two and four GPUs and too small on eight.",
         ("koszczal", "gpus", "What a cap saves on 1 to 8 GPUs"),
     ),
     Section(
         "Zeus, batch sizes and limits to a target", ("zeus",),
         "Nothing is compared: what is at hand prints no savings. The card was fitted to the authors' public traces of "
-        "the V100 (2.5 % rms). Shown is that trainings to a target are one campaign.",
+        "the V100 (2.5 % rms).",
         ("zeus", "savings", "What each knob saves"),
     ),
 )  # fmt: skip
@@ -178,35 +172,24 @@ def missed_of(studies: Mapping[str, Study]) -> list[str]:
 def write_page(numbers: Sequence[Number], studies: Mapping[str, Study], out: Path) -> None:
     text = (
         "# Five studies, simulated\n\nEach study is a campaign file in `examples/studies`. No joule here was "
-        "measured; on your own card leave `--on` out. What can be shown differs from number to number, so that "
-        "there is no total. Numbers that we set, fitted or replayed are not compared. *Reproduced* is what is no "
-        "farther off than half a unit of the print's last digit, plus its printed inputs' rounding, plus our U95. "
-        "[numbers.csv](numbers.csv) has all, each with its basis and tolerance; what follows from others of its row "
-        "does not count below. "
-        "`benchmarks/bench_studies.py` writes this page.\n\n| our number is | which | numbers of table |\n| --- | "
-        "--- | --- |\n"
+        "measured; on your own card leave `--on` out. Numbers that were set, fitted or replayed are not compared. "
+        "*Reproduced* is what is no farther off than half a unit of the print's last digit, plus its printed inputs' "
+        "rounding, plus our U95. [numbers.csv](numbers.csv) has all, each with its basis and tolerance; what follows "
+        "from others of its row does not count below. "
+        "`benchmarks/bench_studies.py` writes this page.\n\n"
     )
     for basis, meaning in MEANINGS.items():
         tables = [f"{table} ({of[basis]})" for table, of in counted(numbers).items() if basis in of]
-        text += f"| {basis} | {meaning} | {', '.join(tables)} |\n"
+        text += f"- **{basis}**, {meaning}: {', '.join(tables)}\n"
     text += "\n"
     text += f"{_compared(numbers)}\n{_fitted(numbers)}\n"
     for section in SECTIONS:
         text += f"## {section.title}\n\n{section.text}\n\n"
-        runs = "; ".join(f"`{name}.toml` on `sim:{CARD[name]}`: {studies[name].about}" for name in section.campaigns)
+        runs = ", ".join(f"`{name}.toml` on `sim:{CARD[name]}`" for name in section.campaigns)
         name, picture, title = section.picture
         text += f"{runs}.\n\n![{title}]({_picture(studies[name], name, picture, out)})\n\n"
-    text += _contradicted(numbers)
     text += "## Not compared\n\nNot at hand: " + "; ".join(NOWHERE) + ".\n\n"
-    reasons: dict[str, list[str]] = {}
-    for n in numbers:
-        if n.basis is Basis.NOT_COMPARED and n.table not in reasons.setdefault(n.why, []):
-            reasons[n.why].append(n.table)
-    text += "".join(f"- {why}: {', '.join(tables)}\n" for why, tables in reasons.items())
-    text += "\n## Commands\n\nAfter `joules campaign run FILE --on sim:CARD`, by `joules campaign table`: "
-    of_campaigns = {t: c.removeprefix(PREFIX) for t, c in COMMANDS.items() if c.startswith(PREFIX)}
-    text += ", ".join(f"{table} `{command}`" for table, command in of_campaigns.items()) + "; "
-    text += ", ".join(f"{t} `{c}`" for t, c in COMMANDS.items() if t not in of_campaigns) + ".\n"
+    text += "Numbers of cards, machines and data that are not here: the column `why` of numbers.csv.\n"
     (out / "README.md").write_text(text, encoding="utf-8")
 
 
@@ -220,14 +203,14 @@ def _compared(numbers: Sequence[Number]) -> str:
     for name, own in compared.items():
         good = sum(n.is_reproduced for n in own)
         near = sum(n.is_reproduced or (n.off_pct is not None and abs(n.off_pct) <= NEAR_PCT) for n in own)
-        text += f"- {name}: {good} of {len(own)} reproduced, {near} reproduced or within {NEAR_PCT:g} %\n"
+        text += f"- {name}: {good} of {len(own)} reproduced, {near} with those within {NEAR_PCT:g} %\n"
     exact, close = (sum(abs(n.off or 0.0) <= most_w for n in caps) for most_w in (0, 10))
     text += f"- predicted best caps (left out): {exact} of {len(caps)} as printed, {close} within 10 W\n"
-    text += "\n| predicted | published | ours | |\n| --- | ---: | ---: | --- |\n"
+    text += "\nPredicted: published, ours, and how far off:\n\n"
     for n in numbers:
         unit = "" if n.what.endswith(f"({n.unit or '1'})") else n.unit
         if n.basis is Basis.PREDICTED and n.table != LEFT_OUT:
-            text += f"| {n.table}, {n.what} | {f'{n.published} {unit}'.strip()} | {n.ours:.4g} | {_off(n)} |\n"
+            text += f"- {n.table}, {n.what}: {f'{n.published} {unit}'.strip()}, {n.ours:.4g}, {_off(n)}\n"
     text += _left_out(numbers)
     text += f"\nCounted or recomputed, and more than {NEAR_PCT:g} % off: "
     others = [n for n in numbers if n.basis in (Basis.COUNTED, Basis.RECOMPUTED) and not n.is_reproduced]
@@ -248,8 +231,8 @@ def _left_out(numbers: Sequence[Number]) -> str:
     """How far each network of Krzywaniak's Table 2 is off that a card of the other five predicts."""
     text = (
         "\nLeft out, of Table 2 of Krzywaniak: a card that was fitted to the other five networks is fitted to three "
-        "caps of the sixth, and says what lies between them. It is an interpolation: straight lines between the same "
-        "caps are off by up to {:.2g} % in time and {:.2g} % in power (best caps beside the printed ones, W):\n\n"
+        "caps of the sixth, and says what lies between them. Straight lines between the same caps are off by up to "
+        "{:.2g} % in time and {:.2g} % in power (best caps beside the printed ones, W):\n\n"
         "| network | s, worst | W, worst | E | EDP | EDS 2 | EDS 1.5 |\n| --- | ---: | ---: | --- | --- | --- | --- |\n"
     ).format(*straight_lines_pct())
     left, best = _left_out_of(numbers)
@@ -283,16 +266,6 @@ def _fitted(numbers: Sequence[Number]) -> str:
         others = [abs(n.off_pct or 0.0) for n in own if not n.is_independent]
         text += f"; {len(others)} more by the same up to {max(others):.2g} % off.\n" if others else ".\n"
     return text
-
-
-def _contradicted(numbers: Sequence[Number]) -> str:
-    text = "## Contradicts itself\n\nBy the paper's own definitions; it may mean something else by them.\n\n"
-    by_table: dict[str, list[Number]] = {}
-    for n in numbers:
-        if n.basis is Basis.CONTRADICTED:
-            by_table.setdefault(f"{n.table}, {n.what.rpartition(': ')[2]}", []).append(n)
-    text += "; ".join(f"{name}: {len(own)}" for name, own in by_table.items()) + ".\n"
-    return f"{text}\n"
 
 
 def _picture(study: Study, name: str, kind: str, out: Path) -> str:

@@ -170,8 +170,8 @@ def test_the_pages_stay_short():
     words = {page: len(page.read_text(encoding="utf-8").split()) for page in PAGES if page.suffix == ".md"}
     docs = [page for page in words if page.is_relative_to(ROOT / "docs") and "results" not in page.parts]
     assert words[ROOT / "README.md"] < 900
-    assert sum(words[page] for page in docs) < 32_000
-    assert sum(words[page] for page in words if "results" in page.parts) < 8_000
+    assert sum(words[page] for page in docs) < 25_500
+    assert sum(words[page] for page in words if "results" in page.parts) < 5_500
 
 
 def test_pages_that_the_code_names_exist():

@@ -9,7 +9,7 @@ COMMANDS = {
     },
     "Look": {
         "tables": ("tables:tables", "Print joules, seconds and watts by phase."),
-        "plot": ("plots:plot", "Draw a run, a campaign or a table."),
+        "plot": ("plots:plot", "Draw a run, many runs or a table."),
         "report": ("plots:report", "Write one page about one or many runs."),
         "info": ("runs:info", "Say what a run file holds."),
         "jobs": ("jobs:jobs", "Print joules of a cluster's jobs, users and accounts."),

@@ -46,7 +46,7 @@ def plot(
     counts: LayerCounts = UNCOUNTED,
     overwrite: shared.Overwrite = False,
 ) -> None:
-    """Draw a run, a campaign or a table.
+    """Draw a run, many runs or a table.
 
     Without --kind: power over time with the phases, and joules per phase.
 

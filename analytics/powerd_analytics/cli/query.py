@@ -52,7 +52,7 @@ def query(
 
       joules query runs "select path from totals where edp_js > 1e5" --format csv
 
-      joules query /data/runs --index campaign.parquet --scheduler tcp://head:8786
+      joules query /data/runs --index runs.parquet --scheduler tcp://head:8786
     """
     form = shared.form_of(format, output)
     if not runs.exists():

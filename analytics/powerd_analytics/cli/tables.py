@@ -466,7 +466,7 @@ def compare(
 ) -> int:
     """Say what differs between runs by more than chance.
 
-    That is joules and seconds a batch, of two runs or two campaigns of them; of a
+    That is joules and seconds a batch, of two runs or two folders of them; of a
     sample, with the energy-delay product, where batches differ in size. Of more
     than two, each is compared with the first.
 

@@ -1,4 +1,4 @@
-"""Campaigns of thousands of runs: one Parquet file with a row for each run file and the rows of its frame.
+"""Thousands of runs: one Parquet file with a row for each run file and the rows of its frame.
 
 `index_runs` reads the run files below a directory, on all cores or on a Dask cluster, and brings an index that is there
 up to date: only files that are new or changed are read. `index_frame` gives the frame back without opening a run file.
@@ -252,7 +252,7 @@ def index_files(path: Path) -> list[Path]:
     if broken := [file["path"] for file in files if file["error"] is not None]:
         raise RunFileError(
             f"{index.runs / broken[0]} could not be read when {index.path} was made (nor {len(broken) - 1} others): "
-            "a campaign is all of its runs; take it away and index again"
+            "an index is of all runs; take it away and ask again"
         )
     return [index.runs / file["path"] for file in files]
 

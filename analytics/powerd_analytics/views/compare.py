@@ -1,4 +1,4 @@
-"""Runs or campaigns side by side: how much each figure differs, and whether by more than chance and sensors.
+"""Runs or folders of runs side by side: how much each figure differs, and whether by more than chance and sensors.
 
 Rows match by phase and setting, and compare joules and seconds of a batch; where the batches differ in size, those of a
 sample, and the energy-delay product of a sample first. Of more than two sides each is compared with the first. A
@@ -304,7 +304,7 @@ def _identity(run: Run, line: RunLine) -> str:
 
 
 def merge_samples(samples: Sequence[PhaseSample], frame: Frame) -> list[PhaseSample]:
-    """The samples of a campaign, those of parts of one training replaced by the training's.
+    """The samples of many runs, those of parts of one training replaced by the training's.
 
     ``frame`` is that of its runs, whose phases and totals the samples are, in its order. A training has no series of
     single phases: the machines' are not on one clock. Several trainings are each other's repeats. Raises as
@@ -480,7 +480,7 @@ class Comparison:
 def compare(
     a: Sequence[PhaseSample], b: Sequence[PhaseSample], ignore: Sequence[str] = (), *others: Sequence[PhaseSample]
 ) -> Comparison:
-    """Compare the phases and totals of two campaigns, or of ``others`` too, each with A.
+    """Compare the phases and totals of two folders of runs, or of ``others`` too, each with A.
 
     Rows match by phase and by every setting that varies within a side, but for those to ``ignore`` and for
     attributes that name a run (`powerd_analytics.frame.figures.NO_FACTOR`); a setting that is one in all of A and

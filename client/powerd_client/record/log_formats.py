@@ -250,6 +250,12 @@ FORMATS = (
         readings=((r"Current\(uA\)", None),), times=("Timestamp(ms)",),
     ),
     LogFormat(
+        "monsoon", "Monsoon's Power Monitor (PowerTool's CSV)",
+        first=r"^\"?Time \(s\)\"?,.*\bMain Avg (Power \(mW\)|Current \(mA\))",
+        readings=((r"Main Avg Power \(mW\)", "mW"), (r"Main Avg Current \(mA\)", None)),
+        times=("Time (s)",), time_unit="s",
+    ),
+    LogFormat(
         "supercloud", "the MIT SuperCloud data set (gpu.csv)",
         first=r"^timestamp,gpu_index,.*\bpower_draw_W\b",
         readings=(("power_draw_W", "W"),), times=("timestamp",), time_unit="s", devices="gpu_index",

@@ -40,6 +40,7 @@ EXAMPLES = {
     "ptdaemon": Example({"node": 350 * 10}, "line 5: 'Time,11-28-2026 07:11:27.061,Watts,3' has no reading"),
     "joulescope": Example({"node": 1.9 * 5}, "line 6: the counter goes back to 0"),
     "ppk2": Example({"node": 0.002 * 3.3 * 0.1}, "line 6: '2000.0.' is no number of uW", ("--volts", "3.3")),
+    "monsoon": Example({"node": 2.0 * 1.0}, "line 5: 3 cells below 4 headings"),
     "supercloud": Example({"gpu0": 120.5, "gpu1": 30.25}, "line 8: '120.5.1' is no number of W"),
     "codecarbon": Example({"node": 240 * 150}, "2 different run_id: import the rows of one alone"),
     "home-assistant": Example(
