@@ -44,7 +44,7 @@ from published import (
 from powerd_analytics.campaign_views.campaign_page import pictures, write_report
 from powerd_analytics.campaigns.campaign_file import design_of
 from powerd_analytics.campaigns.journal import Journal, read_history
-from powerd_analytics.campaigns.runner import Blocks, Runner, begin, piloted
+from powerd_analytics.campaigns.runner import Blocks, Runner, begin, run_pilot
 from powerd_analytics.campaigns.simulated import Simulated
 from powerd_analytics.plots import save
 
@@ -77,7 +77,7 @@ def run_study(name: str, on: str, folder: Path, repeats: int | None = None) -> S
     design, began = design_of(document), time.monotonic()
     with Journal(folder, is_synced=False) as journal:
         executor = Simulated.named(design, on)
-        design = piloted(begin(design, executor, journal), executor, journal)
+        design = run_pilot(begin(design, executor, journal), executor, journal)
         Runner(design, Blocks(design), Simulated.named(design, on), journal).run()
     return Study(design, read_history(folder), time.monotonic() - began)
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from powerd_analytics.campaign_views.all_tables import campaign_tables
 from powerd_analytics.campaign_views.campaign_figures import Campaign, CellRow
-from powerd_analytics.campaign_views.group_tables import wholes
+from powerd_analytics.campaign_views.group_tables import mixed_machines
 from powerd_analytics.campaign_views.groups import CORE, MEMORY, knee, marginals, scalings
 from powerd_analytics.campaigns.card_fit import SweepPoint, fit_card
 from powerd_analytics.campaigns.design import Cell, Design
@@ -260,7 +260,7 @@ def _of_row(column: str, row: Row, iterations: float) -> tuple[float, float]:
 def _castro_totals(study: Study) -> Iterator[Number]:
     printed, iterations = _printed(), _iterations()
     found = {}
-    for w in wholes(study.campaign):
+    for w in mixed_machines(study.campaign):
         for kind in w.cards:
             at = kind, int(str(w.levels["gpus"])), str(w.levels["model"]), int(str(w.levels["batch_size"]))
             off_s, off_j = 0.0, 0.0

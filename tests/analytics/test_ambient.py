@@ -7,7 +7,7 @@ from make_campaign import one_run, with_attributes
 from make_run import LineSpec, auxiliary, make_run, training
 
 from powerd_analytics.frame.figures import rows_of, run_frame
-from powerd_analytics.frame.repeats import averaged
+from powerd_analytics.frame.repeats import average_repeats
 
 
 def rising(t):
@@ -37,5 +37,5 @@ def test_phases_may_say_it_and_repeats_at_other_temperatures_stay_repeats(tmp_pa
         file = make_run(tmp_path / f"{name}.h5", [LineSpec("gpu0.a", tr.power())], tr.phases, end_ns=tr.end_ns)
         frames.append(run_frame(file).assign(run_id=name))
     assert [totals(frame)[0]["ambient_c"] for frame in frames] == [18.0, 22.0]
-    (row,) = totals(averaged(pd.concat(frames, ignore_index=True)))
+    (row,) = totals(average_repeats(pd.concat(frames, ignore_index=True)))
     assert (row["runs"], row["ambient_c"]) == (2, pytest.approx(np.mean([18.0, 22.0])))

@@ -21,6 +21,7 @@ from powerd_analytics.views.compare import (
     RUNS,
     SPREAD_OF_ONE,
     compare,
+    comparison_sentences,
     comparison_table,
     difference,
     holm,
@@ -28,7 +29,6 @@ from powerd_analytics.views.compare import (
     read_samples,
     run_samples,
     verdict,
-    words,
 )
 from powerd_core.errors import AnalysisError
 
@@ -169,7 +169,7 @@ def test_runs_are_repeats_and_a_shared_gain_cancels(sides):
     assert d.u95 < 0.02 * d.a.value
     assert d.is_distinguishable
     assert verdict(d) == "B more"
-    assert "Same sensors" in " ".join(words(found))
+    assert "Same sensors" in " ".join(comparison_sentences(found))
 
 
 def test_other_sensors_are_off_independently(sides):
@@ -179,7 +179,7 @@ def test_other_sensors_are_off_independently(sides):
     assert d.u95 > 2 * 0.02 * d.a.value * 2**0.5 * 0.98
     assert not d.is_distinguishable
     assert verdict(d) == "not told apart"
-    assert "Different sensors" in " ".join(words(found))
+    assert "Different sensors" in " ".join(comparison_sentences(found))
 
 
 def test_one_run_against_several_takes_their_scatter(sides):
@@ -200,7 +200,7 @@ def test_settings_that_differ_are_what_is_compared_and_those_that_vary_must_matc
     assert "batch_size" in found.names
     at = found.names.index("batch_size")
     assert {d.key[at] for d in found.rows} == {64, 128}
-    assert "cap W 260 in A, 140 in B" in " ".join(words(found))
+    assert "cap W 260 in A, 140 in B" in " ".join(comparison_sentences(found))
 
 
 def test_the_command_says_it_in_a_table_and_in_words(sides, capsys, tmp_path):
@@ -289,7 +289,7 @@ def test_a_setting_that_is_one_on_each_side_is_compared_by_the_sample(of):
     assert d.a.value == pytest.approx(totals[64]["energy_j"] / totals[64]["iterations"] / 64, rel=1e-2)
     assert d.b.value == pytest.approx(totals[128]["energy_j"] / totals[128]["iterations"] / 128, rel=1e-2)
     assert d.a.u_systematic == pytest.approx(0.02 * d.a.value, rel=0.02)
-    assert "Batches differ in size: joules, seconds and EDP (J s) are of one sample." in words(found)
+    assert "Batches differ in size: joules, seconds and EDP (J s) are of one sample." in comparison_sentences(found)
     assert "J/sample" in {cells["figure"] for cells in comparison_table(found, "a", "b").records()}
 
 

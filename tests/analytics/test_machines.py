@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from make_job import LAUNCH, TRAINED, machine
 from make_run import S
 
-from powerd_analytics.frame.figures import frame_from, rows_of, run_frame, together
+from powerd_analytics.frame.figures import concat_frames, frame_from, rows_of, run_frame
 from powerd_analytics.frame.machines import Member, jobs_of, merge_machines
-from powerd_analytics.frame.repeats import averaged
+from powerd_analytics.frame.repeats import average_repeats
 from powerd_analytics.frame.trainings import read_runs
 from powerd_analytics.run_tables.table import phase_table
 from powerd_analytics.runs.run import read_run
-from powerd_analytics.views.layouts import honoured
+from powerd_analytics.views.layouts import without_violated
 from powerd_core.errors import AnalysisError
 
 LENGTH_S = TRAINED.end_ns / S
@@ -53,7 +53,7 @@ def as_others(frames, about):
     found = [
         frames[number].assign(run=f"{i}", path=f"{i}.h5", run_id=f"{i}", **own) for i, (number, own) in enumerate(about)
     ]
-    return together(found)
+    return concat_frames(found)
 
 
 class TestSums:
@@ -112,7 +112,7 @@ class TestSums:
         path = machine(tmp_path / "1.h5", 1)
         with h5py.File(path, "r+") as file:
             file["lines/gpu0.nvml/flags"][:] = 1
-        records = merge_machines(together([frames[0], run_frame(path)]))
+        records = merge_machines(concat_frames([frames[0], run_frame(path)]))
         assert of_kind(records, "total")[0]["energy_j"] is None
         (forward,) = of_kind(records, "phase", phase="forward")
         assert forward["j_per_batch"] is None
@@ -169,7 +169,7 @@ class TestSums:
         assert (total["verdict"], total["driver_version"]) == ("honoured, slack; overridden", "v0; v1")
         assert (total["is_held"], total["sd_j"]) == (True, None)
         with pytest.raises(AnalysisError, match="nothing is left of these runs.*overridden"):
-            honoured(frame_from([total]))
+            without_violated(frame_from([total]))
 
     @pytest.mark.parametrize("iterations", [3, None])
     def test_a_phase_that_no_rank_counts_has_no_joules_instead_of_0(self, iterations):
@@ -194,7 +194,7 @@ class TestRecognition:
         begins_s = [(number, repeat * (LENGTH_S + 0.1) - 0.3 * number) for number in range(2) for repeat in range(3)]
         records = merge_machines(as_others(frames, [(number, {"begin_unix_s": s}) for number, s in begins_s]))
         assert [r["run"] for r in of_kind(records, "total")] == [f"{i}; {i + 3}" for i in range(3)]
-        (total,) = of_kind(averaged(records), "total")
+        (total,) = of_kind(average_repeats(records), "total")
         assert total["runs"] == 3
         assert total["energy_j"] == pytest.approx(of_kind(records, "total")[0]["energy_j"], rel=1e-6)
 

@@ -26,12 +26,12 @@ from powerd_analytics.campaigns.journal import Journal, read_history
 from powerd_analytics.campaigns.results import result_of
 from powerd_analytics.campaigns.runner import Blocks, Runner, begin
 from powerd_analytics.cli import main
-from powerd_analytics.cli.campaign import opened as opened_campaign
+from powerd_analytics.cli.campaign import open_campaign
 from powerd_analytics.cli.campaign import read_design
 from powerd_analytics.frame.figure import Figure, figure_of
-from powerd_analytics.frame.figures import rows_of, run_frame, together
+from powerd_analytics.frame.figures import concat_frames, rows_of, run_frame
 from powerd_analytics.frame.published import read_table
-from powerd_analytics.frame.repeats import averaged
+from powerd_analytics.frame.repeats import average_repeats
 from powerd_analytics.plots.configurations import configurations_of_table, draw_sweep
 from powerd_analytics.plots.power import draw_quality
 from powerd_analytics.run_tables.closing_lines import result_lines
@@ -234,7 +234,7 @@ def test_a_campaign_says_the_joules_of_its_runs_in_every_place(home, capsys):
     asked = {100 if cap == RAISED[1] else cap: row for cap, row in cells.items()}
     assert list(cells) == [RAISED[1], 140, 180, 220, 260]
     assert figures(cells[RAISED[1]], "power_cap_w", "power_cap_w_asked") == [RAISED[1], RAISED[0]]
-    opened = opened_campaign(file, None)
+    opened = open_campaign(file, None)
     files = {cap: [] for cap in CAPS}
     for m in opened.campaign.runs:
         files[m.item.cell.levels["power_cap_w"]].append(file.parent / "c" / m.result.file)
@@ -246,8 +246,8 @@ def test_a_campaign_says_the_joules_of_its_runs_in_every_place(home, capsys):
     assert (result.energy.value, result.energy.u95) == pytest.approx((total["energy_j"], total["u95_j"]), rel=1e-9)
     # Repeats: `tables` and `index` of the run files, `campaign table`, its picture and the page.
     for cap, own in files.items():
-        frame = together([run_frame(path) for path in own])
-        (mean,) = (r for r in rows_of(averaged(frame)) if r["kind"] == "total")
+        frame = concat_frames([run_frame(path) for path in own])
+        (mean,) = (r for r in rows_of(average_repeats(frame)) if r["kind"] == "total")
         figure = Figure(mean["energy_j"], mean["u_statistical_j"], mean["u_systematic_j"], mean["rectangle_j"],
                         mean["degrees_of_freedom"])  # fmt: skip
         if is_looked_at:
@@ -303,7 +303,7 @@ def test_a_campaign_has_one_best_in_every_place(home, capsys):
         assert (min(as_good), max(as_good)) == (levels[0], levels[-1])
         saving = [-float(of["energy_pct"]), float(of["u95_energy_pct"] or 0)]
         assert figures(row, "energy_saving_pct", "u95_energy_saving_pct") == pytest.approx(saving, rel=1e-9)
-    campaign = opened_campaign(file, None).campaign
+    campaign = open_campaign(file, None).campaign
     text = " ".join(findings(campaign))
     for name in ("e", "edp"):
         assert f"the least {metrics[name]} is at {best[name]:g} W".lower() in text.lower()

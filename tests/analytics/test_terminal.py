@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from powerd_analytics.output.export import Column, make_table, print_tables, rounded
+from powerd_analytics.output.export import Column, make_table, print_tables, round_table
 from powerd_analytics.output.terminal import LateProgress
 
 
@@ -30,5 +30,5 @@ def test_every_figure_is_whole_at_any_width(width, columns, data):
     table = make_table("phases", "Phases", [Column("phase"), *figures], lines)
     out = io.StringIO()
     print_tables([table], Console(file=out, width=width, force_terminal=True, color_system=None))
-    cells = {cell for line in rounded(table).lines for cell in line[1:]}
+    cells = {cell for line in round_table(table).lines for cell in line[1:]}
     assert cells <= set(out.getvalue().split())

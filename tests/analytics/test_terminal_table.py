@@ -11,7 +11,7 @@ from command import joules, refused
 from make_run import MS, LineSpec, PhaseSpec, S, constant, make_run
 
 from powerd_analytics.frame.figures import frame_of
-from powerd_analytics.frame.trainings import Length, prepared
+from powerd_analytics.frame.trainings import Length, with_sums
 from powerd_analytics.run_tables.closing_lines import result_lines
 from powerd_analytics.run_tables.table import phase_table
 from powerd_analytics.runs.run import read_run
@@ -173,7 +173,7 @@ def test_parts_and_rest_are_the_whole_where_phases_are_nested(tmp_path, capsys):
     assert "backward 60 %, forward 20 %, update 10 %, rest 10 %" in result_lines(path)[1]
     frame = frame_of(read_run(path), table)
     assert list(frame["phase"][is_part(frame)]) == ["forward", "backward", "update"]
-    bar = breakdowns(prepared(frame, Length()))[0][0]
+    bar = breakdowns(with_sums(frame, Length()))[0][0]
     assert [(piece.phase, round(piece.energy_j)) for piece in bar.pieces] == [
         ("forward", 200), ("backward", 600), ("update", 100)
     ]  # fmt: skip

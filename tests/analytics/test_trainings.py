@@ -14,9 +14,9 @@ from make_campaign import one_run
 from make_job import TRAINED, machine, phases_of
 from make_run import MS, LineSpec, PhaseSpec, S, constant, make_run
 
-from powerd_analytics.frame.figures import program_of, rows_of, where
-from powerd_analytics.frame.repeats import averaged
-from powerd_analytics.frame.trainings import Length, prepared, read_runs, summed_devices, whole_trainings
+from powerd_analytics.frame.figures import program_of, rows_of, rows_where
+from powerd_analytics.frame.repeats import average_repeats
+from powerd_analytics.frame.trainings import Length, read_runs, summed_devices, whole_trainings, with_sums
 from powerd_analytics.views.layouts import field_tables
 from powerd_core.errors import ConfigError
 
@@ -51,9 +51,9 @@ def frame(campaign):
 
 def test_repeats_average_what_is_statistical_and_keep_what_is_systematic(frame):
     chosen = {"device_name": "pascal", "gpus": "1", "phase": "forward", "batch_size": "64"}
-    some = where(frame, [f"{name}={value}" for name, value in chosen.items()])
+    some = rows_where(frame, [f"{name}={value}" for name, value in chosen.items()])
     single = rows_of(some)
-    (mean,) = rows_of(averaged(some))
+    (mean,) = rows_of(average_repeats(some))
     joules = [r["j_per_batch"] for r in single]
     assert (mean["runs"], mean["degrees_of_freedom"]) == (3, 2)
     assert mean["j_per_batch"] == pytest.approx(np.mean(joules))
@@ -85,14 +85,14 @@ def test_repeats_are_of_one_program_with_the_same_arguments(tmp_path, commands, 
         with h5py.File(tmp_path / f"{name}.h5", "r+") as file:
             file.attrs["command"] = json.dumps(command)
     every = read_runs([tmp_path])
-    found = averaged(every[every["phase"] == "forward"].reset_index(drop=True))
+    found = average_repeats(every[every["phase"] == "forward"].reset_index(drop=True))
     assert found["runs"].tolist() == runs
 
 
 def test_measured_and_modelled_are_never_averaged(tmp_path):
     for name, provenance in (("a", "measured"), ("b", "modelled")):
         one_run(tmp_path / f"{name}.h5", provenance=provenance)
-    found = averaged(read_runs([tmp_path]))
+    found = average_repeats(read_runs([tmp_path]))
     assert set(found["runs"]) == {1}
     assert set(found["provenance"]) == {"measured", "modelled"}
 
@@ -153,7 +153,7 @@ def test_gpus_of_one_run_are_added_up_with_independent_uncertainties(frame):
 
 
 def test_the_tables_of_the_field(frame):
-    sheets = {s.name: s for s in field_tables(prepared(frame, Length(iterations=1000)))}
+    sheets = {s.name: s for s in field_tables(with_sums(frame, Length(iterations=1000)))}
     assert list(sheets) == ["time", "energy", "totals", "efficiency", "gain", "records"]
     for name, columns in (
         ("time", {"s_per_batch", "samples_per_s", "s_per_training"}),
@@ -200,7 +200,7 @@ def sharing(path, ranks, gpus=1, marking=None):
 
 def of_training(path, device="gpu0"):
     """Records by phase, the total as ``all``."""
-    found = rows_of(prepared(read_runs([path]), Length(epochs=1, dataset_size=SAMPLES)))
+    found = rows_of(with_sums(read_runs([path]), Length(epochs=1, dataset_size=SAMPLES)))
     return {str(r["phase"] or "all"): r for r in found if r["kind"] in ("phase", "total") and r["device"] == device}
 
 
@@ -236,7 +236,7 @@ def test_ranks_of_other_machines_train_their_batches_too(tmp_path, ranks):
     part, other = (machine(tmp_path / f"{n}.h5", n, ranks) for n in (0, 1))
     length = Length(epochs=1, dataset_size=SAMPLES)
     alone, both = (
-        next(r for r in rows_of(prepared(read_runs(paths), length)) if r["kind"] == "total")
+        next(r for r in rows_of(with_sums(read_runs(paths), length)) if r["kind"] == "total")
         for paths in ([part], [part, other])
     )
     assert alone["iterations"] == both["iterations"] == SAMPLES // BATCH // (2 * ranks)
@@ -251,7 +251,7 @@ def test_an_evaluation_beside_the_training_counts_as_often_as_it_did_in_the_run(
     at = [S + k * 100 * MS for k in range(2)]
     phases += [PhaseSpec("evaluation", t, t + 100 * MS, own | {"batch_size": batch}) for t in at]
     run = make_run(tmp_path / "r.h5", [LineSpec("gpu0.a", constant)], phases, end_ns=2 * S)
-    frame = prepared(read_runs([run]), Length(iterations=1000))
+    frame = with_sums(read_runs([run]), Length(iterations=1000))
     joules = {(r["kind"], r["attribute_passes"]): r["j_per_training"] for r in rows_of(frame) if r["kind"] != "run"}
     expected = {None: pytest.approx(10_000), "evaluation": pytest.approx(2_000)}
     assert joules == {(kind, passes): expected[passes] for kind in ("phase", "total") for passes in expected}

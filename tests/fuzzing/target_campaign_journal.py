@@ -12,7 +12,7 @@ from pathlib import Path
 from fuzzing.picker import Picker, expect, spoiled
 from powerd_analytics.campaign_views.all_tables import campaign_tables
 from powerd_analytics.campaign_views.campaign_figures import Campaign, counted_runs
-from powerd_analytics.campaign_views.campaign_page import about
+from powerd_analytics.campaign_views.campaign_page import describe_campaign
 from powerd_analytics.campaign_views.findings import findings
 from powerd_analytics.campaigns.campaign_file import design_of
 from powerd_analytics.campaigns.design import Design
@@ -42,7 +42,7 @@ def one(data: bytes) -> None:
         history = read_history(_FOLDER)
         design = design_of(_DOCUMENT)
         design = design.with_levels(history.levels) if history.fingerprint else design
-        about(Campaign(design, history))
+        describe_campaign(Campaign(design, history))
         assert Blocks(design).planned(history) >= 0
         if counted_runs(design, history):
             campaign_tables(Campaign(design, history))

@@ -32,7 +32,7 @@ from powerd_analytics.campaigns.design import GPUS, KNOBS, MODEL, Cell
 from powerd_analytics.frame.merits import merit_of
 from powerd_analytics.output.text import MADE_BY
 from powerd_analytics.plots.configurations import SWEPT, draw_pareto, draw_sweep
-from powerd_analytics.plots.style import styled
+from powerd_analytics.plots.style import with_style
 from powerd_analytics.report.page import own_text, script_hash
 from powerd_analytics.report.sheets import shown_sheet
 from powerd_client.host.ownership import write_new
@@ -66,7 +66,7 @@ def write_report(campaign: Campaign, out: Path) -> None:
         findings=list(map(printable, findings(campaign))),
         figures=[{"title": p.title, "png": _png(p.draw())} for p in pictures(campaign)],
         tables=[shown_sheet(table) for table in campaign_tables(campaign)],
-        about=list(map(printable, about(campaign))),
+        about=list(map(printable, describe_campaign(campaign))),
         command=printable(" ".join(design.command)),
         style=Markup(style),
         style_hash=script_hash(style),
@@ -80,7 +80,7 @@ def _png(figure: Figure) -> str:
     return base64.b64encode(_drawn(figure)).decode()
 
 
-@styled
+@with_style
 def _drawn(figure: Figure) -> bytes:
     data = io.BytesIO()
     figure.savefig(data, format="png", dpi=140)
@@ -147,7 +147,7 @@ def _others(cell: Cell) -> tuple[object, ...]:
     return tuple(level for name, level in cell.levels.items() if name not in KNOBS)
 
 
-def about(campaign: Campaign) -> Sequence[str]:
+def describe_campaign(campaign: Campaign) -> Sequence[str]:
     """How the campaign was made."""
     design, history = campaign.design, campaign.history
     repeats = design.repeats

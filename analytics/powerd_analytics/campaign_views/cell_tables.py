@@ -29,7 +29,7 @@ from powerd_analytics.frame.figures import ATTRIBUTE, COLUMNS, RESULT, column, f
 from powerd_analytics.frame.means import mean_of_ratios
 from powerd_analytics.output.export import Column, Table, make_table
 from powerd_analytics.output.text import Cell as TableCell
-from powerd_analytics.output.text import shortened
+from powerd_analytics.output.text import shorten
 from powerd_analytics.views import pivots
 from powerd_core.text import printable
 
@@ -88,7 +88,7 @@ def cells_table(campaign: Campaign) -> Table:
             costs = factors.of(f.energy_j.value, f.energy_j.u95, gpu_s)
             rows.append({**by_id[cell.id], **campaign.levels(cell), **costs})
         elif why is not None:
-            text = f"no result: {why.reason}{f' ({shortened(why.text, 60)})' if why.text else ''}"
+            text = f"no result: {why.reason}{f' ({shorten(why.text, 60)})' if why.text else ''}"
             rows.append({**cell.levels, "runs": 0, "note": text})
     notes = [f"ref: at {reference_text(design)}, in the same block"] if design.reference else []
     notes += ["joules of all cards, by what one of each kind took"] if design.analysis.instrument.moved_over else []
@@ -457,7 +457,7 @@ def kernels_table(campaign: Campaign) -> Table:
     rows: list[dict[str, TableCell]] = []
     for cell, of in kernels_of(campaign).items():
         own = sets.setdefault(str(of["digest"]), f"set {len(sets) + 1}")
-        first = shortened(printable(str(of["first"])), _LONGEST)
+        first = shorten(printable(str(of["first"])), _LONGEST)
         rows.append({**campaign.levels(cell), "set": own, "kernels": of["distinct"], "first": first})
     return make_table("kernels", f"Kernels of {campaign.design.name}", columns, rows)
 

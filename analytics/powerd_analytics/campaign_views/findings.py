@@ -21,7 +21,7 @@ from powerd_analytics.campaign_views.campaign_figures import (
     same_losses,
 )
 from powerd_analytics.campaign_views.cell_tables import kernels_of
-from powerd_analytics.campaign_views.group_tables import floor_j, is_below, savings, wholes
+from powerd_analytics.campaign_views.group_tables import floor_j, is_below, mixed_machines, savings
 from powerd_analytics.campaign_views.groups import (
     BATCH,
     CORE,
@@ -338,7 +338,7 @@ def _of_mixed_cards(campaign: Campaign) -> Iterator[str]:
     """
     alone: dict[tuple[TableCell, float], dict[str, float]] = {}
     mixed: dict[tuple[TableCell, float], float] = {}
-    for w in wholes(campaign):
+    for w in mixed_machines(campaign):
         batch = batch_of(w.levels) or 0.0
         model, kinds = w.levels.get(MODEL), len(w.cards)
         if kinds > 1:

@@ -352,7 +352,7 @@ class MixedMachine:
         return edp_js(self.energy_j.value, self.time_s.value)
 
 
-def wholes(campaign: Campaign) -> list[MixedMachine]:
+def mixed_machines(campaign: Campaign) -> list[MixedMachine]:
     """Machines by what one card of each kind took: the same one may have several cells, as one of each kind."""
     moved_over, found = campaign.design.analysis.instrument.moved_over, dict[object, MixedMachine]()
     for f in campaign.cells if moved_over else ():
@@ -386,7 +386,7 @@ def machines_table(campaign: Campaign) -> Table:
             "batches": batches.get(tuple(w.levels.get(c.name) for c in others)),
             "energy_j": w.energy_j.value, "u95_j": w.energy_j.u95, "edp_js": w.edp_js,
         }
-        for w in wholes(campaign)
+        for w in mixed_machines(campaign)
     ]  # fmt: skip
     notes = ["joules of one card of each kind, times the cards"] if rows else []
     return make_table("machines", f"Machines of {campaign.design.name}", columns, rows, notes)

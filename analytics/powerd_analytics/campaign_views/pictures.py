@@ -33,7 +33,7 @@ from powerd_analytics.plots.style import (
     legend_beside,
     panels,
     quantity_axis,
-    styled,
+    with_style,
 )
 from powerd_core.gpu_physics import operate
 from powerd_core.settings import unit_of
@@ -59,7 +59,7 @@ def _text(levels: Sequence[tuple[str, TableCell]]) -> str:
 # -- energy against time, of the reference -----------------------------------------------------------------------------
 
 
-@styled
+@with_style
 def draw_normalised(campaigns: Sequence[Campaign]) -> Picture:
     """Energy over time, both of the reference's, every setting a point, as figure 1 of Krzywaniak et al.: a panel for
     each campaign, as for each GPU, with the lines on which a metric equals the reference's."""
@@ -113,7 +113,7 @@ def clock_pictures(campaign: Campaign, knob: str) -> Iterator[tuple[str, Callabl
         yield _text(kind), partial(_draw_clocks, campaign, knob, _text(kind), groups)
 
 
-@styled
+@with_style
 def _draw_clocks(campaign: Campaign, knob: str, kind: str, groups: Sequence[KnobGroup]) -> Picture:
     models = list(dict.fromkeys(str(group.levels.get(MODEL, "")) for group in groups))
     figure, axes = panels(len(models), (4.9, 2.3), rows=len(_OVER_CLOCKS), most_columns=2)
@@ -155,7 +155,7 @@ def _over(campaign: Campaign, group: KnobGroup, knob: str) -> list[tuple[float, 
     return sorted(((float(str(campaign.levels(f.cell)[knob])), f) for f in own if f.ratios), key=itemgetter(0))
 
 
-@styled
+@with_style
 def draw_slowdown(campaign: Campaign) -> Picture:
     """Energy saved over time lost, by caps alone and by SM clocks alone: which saves more at equal slowdown. A panel
     for each group that has both."""
@@ -187,7 +187,7 @@ _OF_GPUS: dict[str, Callable[[CellRow], Figure]] = {
 }
 
 
-@styled
+@with_style
 def draw_gpus(campaign: Campaign) -> Picture:
     """What a cap does by number of GPUs, as figures 2 to 6 of Koszczal et al.: a panel for each metric, against the
     reference on as many GPUs."""
@@ -213,7 +213,7 @@ def _gpus_text(levels: Sequence[tuple[str, TableCell]]) -> str:
     return ", ".join(f"{v} GPU{'' if v == 1 else 's'}" if n == GPUS else str(v) for n, v in levels)
 
 
-@styled
+@with_style
 def draw_scaling(campaign: Campaign) -> Picture:
     """Seconds over the number of GPUs at the reference and at the setting of the least EDP on most of them, with
     speed-ups, as figure 7 of Koszczal et al."""
@@ -245,7 +245,7 @@ def draw_scaling(campaign: Campaign) -> Picture:
 # -- two kinds of cards ------------------------------------------------------------------------------------------------
 
 
-@styled
+@with_style
 def draw_kinds(campaign: Campaign, phases: Sequence[str]) -> Picture:
     """Joules and seconds of a batch by batch size and GPUs, the kinds of cards beside each other in one axis: a panel
     for each model, as figures 5 to 8 of Castro et al. Of several ``phases`` the bars are of all of them together."""
@@ -293,7 +293,7 @@ def _name(cell: Cell) -> str:
 # -- what each knob saves ----------------------------------------------------------------------------------------------
 
 
-@styled
+@with_style
 def draw_knob_savings(campaign: Campaign) -> Picture:
     """Bars of what choosing each factor of the reference saves alone, and what choosing all of them saves."""
     found: list[Saving] = savings(campaign)
@@ -322,7 +322,7 @@ _HOLLOW = "osD^v<>h"
 """Markers whose inside is seen when they are small."""
 
 
-@styled
+@with_style
 def draw_card(fit: CardFit, provenances: Sequence[str]) -> Picture:
     """The points of a sweep and the card that was fitted to them: watts and seconds over the cap, a colour for each
     training."""

@@ -29,7 +29,7 @@ from powerd_analytics.campaigns.design import (
     Simulation,
     Slurm,
     Which,
-    plain,
+    plain_level,
 )
 from powerd_core.errors import ConfigError
 from powerd_core.lease import UNITS, option_of
@@ -82,7 +82,7 @@ class LevelRange:
 
     def levels(self) -> tuple[Level, ...]:
         count = int((self.to - self.begin) / self.step + 1e-9) + 1
-        return tuple(plain(round(self.begin + i * self.step, 9)) for i in range(count))
+        return tuple(plain_level(round(self.begin + i * self.step, 9)) for i in range(count))
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +203,7 @@ def _levels(name: str, given: Level | list[Level] | LevelRange) -> tuple[Level, 
     """The levels of a factor, each once."""
     if isinstance(given, LevelRange):
         return given.levels()
-    levels = tuple(dict.fromkeys(map(plain, given if isinstance(given, list) else [given])))
+    levels = tuple(dict.fromkeys(map(plain_level, given if isinstance(given, list) else [given])))
     if not levels:
         raise ConfigError(f"factors.{name}: there is no level")
     return levels

@@ -19,9 +19,9 @@ from scipy.special import fdtrc
 
 from powerd_analytics.frame.figure import Figure, Record, number_of
 from powerd_analytics.frame.figures import Frame, factors_in, floats, of_kind, rows_of
-from powerd_analytics.frame.repeats import FACTORS, averaged, cells_of, of_a_batch
+from powerd_analytics.frame.repeats import FACTORS, average_repeats, cells_of, of_a_batch
 from powerd_analytics.views.breakdown import configuration, of_trainings
-from powerd_analytics.views.layouts import honoured
+from powerd_analytics.views.layouts import without_violated
 from powerd_core.errors import AnalysisError
 from powerd_core.gpu_physics import Card, Network, operate
 
@@ -160,7 +160,7 @@ def sweep_of(frame: Frame, where: str) -> Sweep:
     has `LEAST_CAPS` caps.
     """
     trainings = of_trainings(frame)
-    totals, left_out = honoured(trainings)
+    totals, left_out = without_violated(trainings)
     beside = len(of_kind(frame, "total")) - len(trainings)
     if beside:
         left_out += (f"left out: {beside} totals of a warm-up or an evaluation, or without a batch size",)
@@ -224,7 +224,7 @@ def _products(frame: Frame) -> pd.Series:
 def _points(runs: Frame) -> list[tuple[Record, SweepPoint]]:
     """The mean of each cell."""
     cells = pd.factorize(cells_of(runs, ignore=_NO_CELL))[0]
-    rows = rows_of(averaged(runs, ignore=_NO_CELL)) if len(runs) else []
+    rows = rows_of(average_repeats(runs, ignore=_NO_CELL)) if len(runs) else []
     found = []
     for row, count in zip(rows, np.bincount(cells), strict=True):
         cap_w, time_s, power_w = (number_of(row, name) or 0.0 for name in ("power_cap_w", "time_s", "power_w"))

@@ -347,7 +347,7 @@ class Design:
 
     def cell(self, levels: Levels) -> Cell:
         """The cell of these levels, whether or not the campaign has it."""
-        return Cell(levels, _digest(sorted((name, plain(level)) for name, level in levels.items())))
+        return Cell(levels, _digest(sorted((name, plain_level(level)) for name, level in levels.items())))
 
     def reference_of(self, cell: Cell) -> Cell | None:
         """The cell that this one is compared with."""
@@ -385,7 +385,7 @@ class Design:
     def pilot_argv(self, number: int) -> list[str]:
         """The command of a pilot, numbered from 0."""
         assert self.pilot is not None
-        values: dict[str, Level] = {name: plain(value) for name, value in self.work.items()}
+        values: dict[str, Level] = {name: plain_level(value) for name, value in self.work.items()}
         return [_filled(word, {**values, "seed": self.seed + number}) for word in self.pilot.command]
 
     def environment_of(self, item: Item) -> dict[str, str]:
@@ -399,7 +399,7 @@ class Design:
 
     def _values(self, item: Item) -> dict[str, Level]:
         work: dict[str, Level] = {self.pilot.sets: "?"} if self.pilot is not None else {}
-        work |= {name: plain(value) for name, value in self.work.items()}
+        work |= {name: plain_level(value) for name, value in self.work.items()}
         return {**work, **item.cell.levels, "seed": item.seed, "block": item.block}
 
     def about(self, item: Item) -> dict[str, Any]:
@@ -514,7 +514,7 @@ def _resolved(name: str, level: Level, ranges: Mapping[str, Range]) -> Level:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def plain(level: Any) -> Any:
+def plain_level(level: Any) -> Any:
     return int(level) if isinstance(level, float) and level.is_integer() else level
 
 
@@ -537,4 +537,4 @@ def _digest(of: object) -> str:
 
 
 def _filled(text: str, values: Mapping[str, Level]) -> str:
-    return text.format_map({name: plain(value) for name, value in values.items()})
+    return text.format_map({name: plain_level(value) for name, value in values.items()})

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Protocol
 
 from powerd_analytics.campaigns.design import GPUS, KNOBS, Design, Item
-from powerd_analytics.campaigns.guard import spoiled
+from powerd_analytics.campaigns.guard import discard_of
 from powerd_analytics.campaigns.journal import Discard, Result
 from powerd_analytics.campaigns.results import result_of
 from powerd_analytics.output.text import is_number_cell
@@ -110,7 +110,7 @@ class Local:
             return Discard(UNMEASURED, " ".join(str(error).split()))
         if not (result.energy_j > 0 and result.time_s > 0):
             return Discard(UNMEASURED, f"{result.energy_j:g} J in {result.time_s:g} s")
-        return spoiled(result, self.design.guard) or result
+        return discard_of(result, self.design.guard) or result
 
     def pilot(self, number: int, file: Path) -> float:
         from powerd_analytics.runs.run import read_run

@@ -96,7 +96,7 @@ class Wait:
         return ""
 
 
-def spoiled(result: Result, guard: Guard) -> Discard | None:
+def discard_of(result: Result, guard: Guard) -> Discard | None:
     """Why a run does not count by its phases, or by what the guard discards; None where it does."""
     reasons = guard.discard
     if result.contradiction:

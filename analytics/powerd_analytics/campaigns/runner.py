@@ -99,7 +99,7 @@ class Left:
     energy_j: float | None
 
 
-def left(runs: int, history: History) -> Left:
+def estimate_left(runs: int, history: History) -> Left:
     """What so many runs will take."""
     n = history.verified
     return Left(runs, runs * history.took_s / n, runs * history.took_j / n) if n else Left(runs, None, None)
@@ -243,7 +243,7 @@ class Runner:
 
     def _say(self, item: Item, text: str, *, is_end: bool = False) -> None:
         history = self.journal.history
-        self.tell(Step(item, text, history.done, left(self._planned - history.done, history), is_end))
+        self.tell(Step(item, text, history.done, estimate_left(self._planned - history.done, history), is_end))
 
 
 def _set_run_aside(folder: Path, file: Path) -> None:
@@ -273,7 +273,7 @@ def _is_there(file: Path, result: Result) -> bool:
         return False
 
 
-def piloted(design: Design, executor: Executor, journal: Journal) -> Design:
+def run_pilot(design: Design, executor: Executor, journal: Journal) -> Design:
     """The design with what its pilot finds, which runs where it has not yet. Raises `ConfigError` where it fails."""
     if design.pilot is not None and journal.history.pilot is None:
         make_folder(journal.folder / RUNS)

@@ -67,7 +67,7 @@ def version() -> str:
     return f"joules (powerd) {version_of('powerd')}"
 
 
-def renewed(arguments: list[str]) -> tuple[list[str], str]:
+def replace_old_names(arguments: list[str]) -> tuple[list[str], str]:
     """A command line with a name of 0.1.0 as it is written now, and a line that says so; else as it is, and nothing."""
     command, *rest = arguments
     if command not in OLD_NAMES:

@@ -91,7 +91,7 @@ class Opened:
         return self.campaign.history
 
 
-def opened(file: Path, into: Path | None) -> Opened:
+def open_campaign(file: Path, into: Path | None) -> Opened:
     """Raises `RunFileError` where it has not begun."""
     from powerd_analytics.campaign_views.campaign_figures import Campaign
     from powerd_analytics.campaigns.journal import read_history
@@ -119,7 +119,7 @@ def plan(file: File, *, into: Into = None, on: On = "") -> None:
     For example: joules campaign plan caps.toml
     """
     from powerd_analytics.campaigns.journal import read_history
-    from powerd_analytics.campaigns.runner import Blocks, changed_files, left
+    from powerd_analytics.campaigns.runner import Blocks, changed_files, estimate_left
     from powerd_analytics.output.terminal import print_lines
     from powerd_core.errors import PowerdError
 
@@ -135,7 +135,7 @@ def plan(file: File, *, into: Into = None, on: On = "") -> None:
     lines += [f"  {name}: {_levels_text(levels)}" for name, levels in design.factors.items()]
     lines += [f"  work of a run: {design.samples:g} samples"] if design.samples else []
     lines += [f"  first a pilot, for {design.pilot.sets}"] if design.pilot and history.pilot is None else []
-    to_do = left(Blocks(design).planned(history) - history.done, history)
+    to_do = estimate_left(Blocks(design).planned(history) - history.done, history)
     item = design.block(0, cells)[0]
     lines += [f"  to do: {to_do.runs} runs{_cost_text(design, to_do)}", f"  for example: {' '.join(design.argv(item))}"]
     if design.knobs(item):
@@ -201,13 +201,13 @@ def run(
     """
     from powerd_analytics.campaigns.executors import submit_blocks
     from powerd_analytics.campaigns.journal import Journal
-    from powerd_analytics.campaigns.runner import Blocks, begin, piloted
+    from powerd_analytics.campaigns.runner import Blocks, begin, run_pilot
 
     design, folder = read_design(file), folder_of(file, into)
     if design.executor.kind == "submitit" and block is None and not (here or on):
         with Journal(folder) as journal:
             executor = _executor(design, on, url, keys)
-            piloted(begin(design, executor, journal, changed_script=changed_script), executor, journal)
+            run_pilot(begin(design, executor, journal, changed_script=changed_script), executor, journal)
             if retry:
                 journal.write("retried")
         options = [word for address in url or () for word in ("--url", address)]
@@ -216,7 +216,7 @@ def run(
         return 0
     with Journal(folder, part=block, is_synced=not on) as journal:
         executor = _executor(design, on, url, keys, journal.lock)
-        resolved = piloted(begin(design, executor, journal, changed_script=changed_script), executor, journal)
+        resolved = run_pilot(begin(design, executor, journal, changed_script=changed_script), executor, journal)
         if retry:
             journal.write("retried")
         executor = _executor(resolved, on, url, keys, journal.lock)
@@ -238,7 +238,7 @@ def resume(
 
     For example: joules campaign resume caps.toml
     """
-    opened(file, into)
+    open_campaign(file, into)
     return run(file, into=into, on=on, url=url, keys=keys, changed_script=changed_script, retry=retry)
 
 
@@ -349,10 +349,10 @@ def status(file: File, *, into: Into = None, format: shared.TextOrJson = "text")
     from json import dumps
 
     from powerd_analytics.campaign_views.campaign_figures import run_notes
-    from powerd_analytics.campaigns.runner import Blocks, left
+    from powerd_analytics.campaigns.runner import Blocks, estimate_left
 
-    c = opened(file, into)
-    to_do = left(Blocks(c.design).planned(c.history) - c.history.done, c.history)
+    c = open_campaign(file, into)
+    to_do = estimate_left(Blocks(c.design).planned(c.history) - c.history.done, c.history)
     reasons = Counter(d.reason for record in c.history.records.values() for d in record.discards)
     if format == "json":
         results = len(c.history.results())
@@ -422,7 +422,7 @@ def table(
     """
     from powerd_analytics.campaign_views.all_tables import campaign_tables
 
-    c = opened(file, into)
+    c = open_campaign(file, into)
     form = "paper" if paper else shared.form_of(format, output)
     shared.check_output(output, form, overwrite, [file])
     # Where a format holds one table, and none is named, it is the cells.
@@ -445,7 +445,7 @@ def report(
     """
     from powerd_analytics.campaign_views.campaign_page import write_report
 
-    c = opened(file, into)
+    c = open_campaign(file, into)
     out = output or c.folder / "report.html"
     if output is None:
         shared.refuse_by_hand(out, overwrite)
@@ -487,11 +487,11 @@ def plot(
     from powerd_analytics.campaign_views.campaign_page import pictures
     from powerd_analytics.plots import printed_at, save
 
-    c = opened(file, into)
+    c = open_campaign(file, into)
     others = []
     for text in beside or ():
         name, _, own = text.partition(":")
-        others.append(opened(Path(name), Path(own) if own else None).campaign)
+        others.append(open_campaign(Path(name), Path(own) if own else None).campaign)
     drawn = {picture.name: picture for picture in pictures(c.campaign, others)}
     if unknown := [name for name in kind or () if name not in drawn]:
         raise ConfigError(f"--kind {unknown[0]}: this campaign has {', '.join(drawn) or 'no picture'}")
@@ -540,7 +540,7 @@ def fit(
       joules campaign fit caps/ -o card.toml --plot card.png
     """
     from powerd_analytics.campaigns.card_fit import fit_card, fit_notes, sweep_of
-    from powerd_analytics.frame.figures import where as rows_where
+    from powerd_analytics.frame.figures import rows_where
     from powerd_analytics.output.export import Column, make_table, with_provenance
     from powerd_core.card_file import KnownCard, card_named, card_text
 

@@ -13,7 +13,7 @@ from cyclopts import Parameter
 
 from powerd_analytics.cli import shared
 from powerd_analytics.output.terminal import LateProgress, print_lines
-from powerd_analytics.output.text import parsed
+from powerd_analytics.output.text import parse_number
 from powerd_core.errors import ConfigError, RunFileError
 from powerd_core.keys import control_url
 from powerd_core.text import printable
@@ -102,7 +102,7 @@ def _attributes(said: Sequence[str]) -> dict[str, str | float]:
         name, separator, value = text.partition("=")
         if not separator or not name.isidentifier():
             raise ConfigError(f"--set {printable(text, limit=80)}: write NAME=VALUE, with a name of letters and digits")
-        number = parsed(value)
+        number = parse_number(value)
         attributes[name] = value if number is None else number
     return attributes
 

@@ -263,7 +263,7 @@ WIDTH = 80
 """Characters a line of text, where neither a terminal nor $COLUMNS says how many."""
 
 
-def printed(show: Callable[[Console], None], output: Path | None) -> str:
+def render(show: Callable[[Console], None], output: Path | None) -> str:
     """What a console prints, as wide as the terminal, and with its styles where it goes there."""
     on_terminal = goes_to_terminal(output)
     text = io.StringIO()
@@ -343,7 +343,7 @@ def tables_text(tables: Sequence[Table], format: str, output: Path | None) -> st
     from powerd_analytics.output import export
 
     formats: dict[str, Callable[[], str]] = {
-        "text": lambda: printed(lambda console: export.print_tables(tables, console), output),
+        "text": lambda: render(lambda console: export.print_tables(tables, console), output),
         "csv": lambda: export.to_csv(tables[0]),
         "json": lambda: export.to_json(tables[0]),
         "markdown": lambda: export.to_markdown(tables),

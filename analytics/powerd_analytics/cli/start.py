@@ -9,7 +9,7 @@ import io
 import os
 import sys
 
-from powerd_analytics.cli.all_commands import OLD_NAMES, renewed
+from powerd_analytics.cli.all_commands import OLD_NAMES, replace_old_names
 
 TYPE_CHECKING = False  # what type checkers take for true; typing itself takes long to import
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def main(arguments: list[str] | None = None) -> None:
     arguments = sys.argv[1:] if arguments is None else arguments
     command = next(iter(arguments), "")
     if command in OLD_NAMES:
-        arguments, said = renewed(arguments)
+        arguments, said = replace_old_names(arguments)
         sys.stderr.write(f"joules: {said}\n")
         command = arguments[0]
     try:

@@ -16,7 +16,7 @@ from cyclopts import Parameter
 
 from powerd_analytics.cli import shared
 from powerd_analytics.output.terminal import LateProgress
-from powerd_analytics.output.text import parsed
+from powerd_analytics.output.text import parse_number
 from powerd_core.errors import AnalysisError, ConfigError
 from powerd_core.text import printable
 
@@ -244,7 +244,7 @@ def _print_run(path: Path, printing: Printing, form: shared.TableFormat, *, over
         from powerd_analytics.run_tables.terminal_table import print_tree
 
         name, is_chosen, notes = path.name, printing.device is not None, printing.notes
-        text = shared.printed(
+        text = shared.render(
             lambda console: print_tree(of_run, console, name, is_chosen=is_chosen, all_notes=notes), output
         )
         shared.put_out(text, output, overwrite)
@@ -510,7 +510,7 @@ def compare(
         comparison = comparing.compare(samples[0], samples[1], ignore or (), *samples[2:])
         table = comparing.comparison_table(comparison, *map(str, sides))
     shared.put_tables([table], form, output, overwrite)
-    risen = comparing.risen(comparison, percent) if percent is not None else []
+    risen = comparing.gate_failures(comparison, percent) if percent is not None else []
     for text in risen:
         print(printable(f"joules compare: {text}"), file=sys.stderr)
     return 1 if risen else 0
@@ -520,7 +520,7 @@ def _per_cent(text: str) -> float | None:
     """Of ``3%``; None without one. Raises `ConfigError`."""
     if not text:
         return None
-    number = parsed(text.strip().removesuffix("%"))
+    number = parse_number(text.strip().removesuffix("%"))
     if number is None or not 0 <= number < MOST_PER_CENT:
         raise ConfigError(f"--fail-above {printable(text, limit=40)}: write per cent, as in 3%")
     return number

@@ -32,8 +32,8 @@ from powerd_analytics.energy.devices import (
     part_phase_energies,
 )
 from powerd_analytics.energy.uncertainty import NORMAL
-from powerd_analytics.output.text import joined, seconds
-from powerd_analytics.runs.phases import Phases, merged, without
+from powerd_analytics.output.text import join_texts, seconds
+from powerd_analytics.runs.phases import Phases, merge_intervals, without
 from powerd_analytics.runs.ranks import ranks_of
 from powerd_analytics.runs.run import Run
 from powerd_client.energies.phase import HEAD_START, MAGNIFIED
@@ -202,7 +202,7 @@ def _kinds(run: Run, part: Part, stretches: Mapping[int, _Stretches]) -> dict[in
     for outer, repeated in around.items():
         for label, magnification in _of_iteration(run, part, outer, repeated).items():
             refusal = kinds[label].note if label in kinds else ""
-            kinds[label] = replace(magnification, note=joined(refusal, magnification.note))
+            kinds[label] = replace(magnification, note=join_texts(refusal, magnification.note))
     return kinds
 
 
@@ -221,7 +221,7 @@ def _of_iteration(run: Run, part: Part, outer: int, stretches: Mapping[int, _Str
     inside = (p.parent >= 0) & whole[p.parent] & ~p.cut & ~p.of([k for k, c in enumerate(p.classes) if c.is_magnified])
     others = [k for k in np.unique(p.label[inside]).tolist() if k not in labels]
     of_others = [(p.begin_ns[own], p.end_ns[own]) for own in (inside & (p.label == k) for k in others)]
-    iterations = merged(p.begin_ns[whole], p.end_ns[whole])
+    iterations = merge_intervals(p.begin_ns[whole], p.end_ns[whole])
     rest = without(*iterations, p.begin_ns[inside], p.end_ns[inside])
     alone = [(s.begin_ns, s.end_ns) for s in stretches.values()]
     taken, left, *each = _taken(part, [iterations, rest, *of_others, *alone])

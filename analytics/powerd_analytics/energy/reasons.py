@@ -167,7 +167,7 @@ def without_readings(missing_s: float, off_by_j: float, clip: Clip) -> str:
 
 
 def phase_note(columns: PhaseColumns, of_kind: NDArray[np.bool_], cut: NDArray[np.bool_], clip: Clip) -> str:
-    """What a reader must know of a row that has a number; ``clip`` is what `clipped` says of it."""
+    """What a reader must know of a row that has a number; ``clip`` is what `find_clipping` says of it."""
     ended = of_kind & ~cut
     notes = []
     if count := int(np.sum(of_kind & cut)):
@@ -183,7 +183,7 @@ def phase_note(columns: PhaseColumns, of_kind: NDArray[np.bool_], cut: NDArray[n
     return "; ".join(notes)
 
 
-def clipped(
+def find_clipping(
     part: Part, begin_ns: NDArray[np.int64], end_ns: NDArray[np.int64], which: NDArray[np.bool_] | None = None
 ) -> Clip:
     """Which lines stood at full scale within these intervals [m], or within those ``which`` [m] of them.

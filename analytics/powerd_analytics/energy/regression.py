@@ -318,11 +318,11 @@ def fit_line(
     if sample.readings < 2:
         return _without_readings(signal, states, response, prior)
     first = fit(
-        design(sample, response, prior, trusted(sample, states, response, prior)),
+        design(sample, response, prior, initial_weighing(sample, states, response, prior)),
         prior,
         None if beginning is None else beginning.at,
     )
-    weighing = weighed(first, response, prior, signal.spacing_ns * 1e-9)
+    weighing = reweight(first, response, prior, signal.spacing_ns * 1e-9)
     believed = list(others)
     while True:
         blocks = tuple(block_of(other, sample, states, prior) for other in believed)
@@ -437,7 +437,7 @@ def _joined(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     return joined
 
 
-def trusted(sample: Sample, states: States, response: Response, prior: Prior) -> Weighing:
+def initial_weighing(sample: Sample, states: States, response: Response, prior: Prior) -> Weighing:
     """Less weight for readings that see where a state follows another one for once: power comes from there in a way
     that is not the state's, and one such reading of few would turn all others round."""
     begin_s, rare_s = sample.cells.at_s[:-1], sample.cells.since(states.rare_ns)
@@ -448,7 +448,7 @@ def trusted(sample: Sample, states: States, response: Response, prior: Prior) ->
     )
 
 
-def weighed(fit: Fit, response: Response, prior: Prior, spacing_s: float) -> Weighing:
+def reweight(fit: Fit, response: Response, prior: Prior, spacing_s: float) -> Weighing:
     """Less weight for readings where what a first fit leaves over is larger than usual for seconds: while a GPU starts
     up, say, which says nothing of the training. And where a reading sees most of what those before it saw, it counts
     for what these do not lead one to expect of what is left over, an autoregression (Cochrane and Orcutt, 1949;

@@ -114,7 +114,7 @@ class Estimate:
         return Estimate(*(by * x for x in (self.energy_j, self.u_statistical_j, self.u_systematic_j, self.rectangle_j)))
 
 
-def expanded(
+def expanded_uncertainty(
     u_statistical: ArrayLike,
     u_systematic: ArrayLike,
     rectangle: ArrayLike = 0.0,

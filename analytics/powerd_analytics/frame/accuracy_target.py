@@ -13,7 +13,7 @@ import numpy as np
 
 from powerd_analytics.energy.devices import Part, load_parts, whole_of
 from powerd_analytics.energy.metrics import weighted_mean
-from powerd_analytics.energy.reasons import clipped, without_readings
+from powerd_analytics.energy.reasons import find_clipping, without_readings
 from powerd_analytics.energy.uncertainty import without_rounding
 from powerd_analytics.frame.figure import Figure, Record, figure_of, number_of
 from powerd_analytics.frame.figures import (
@@ -30,7 +30,7 @@ from powerd_analytics.frame.figures import (
     worked_out,
 )
 from powerd_analytics.output.export import Column, Table, make_table
-from powerd_analytics.output.text import Cell, digits, joined, parsed
+from powerd_analytics.output.text import Cell, digits, join_texts, parse_number
 from powerd_analytics.run_tables.table import TotalRow, labels_of, table_of
 from powerd_analytics.runs.accuracy import BEST, ResultTarget, series_of
 from powerd_analytics.runs.in_force import knob_of
@@ -96,12 +96,17 @@ def _up_to(whole: Run, part: Part, total: TotalRow, target: ResultTarget) -> dic
     if reached_ns is None:
         return {"note": f"never reaches {target}: its best is {digits(series.best)}"}
     stretches = without(np.array([begin_ns]), np.array([reached_ns]), p.begin_ns[p.magnify], p.end_ns[p.magnify])
-    energy, clip = whole_of(part, *stretches), clipped(part, *stretches)
+    energy, clip = whole_of(part, *stretches), find_clipping(part, *stretches)
     missing_s = energy.missing_s
     notes = [without_readings(missing_s, energy.off_by_j, clip)] if missing_s > 1e-3 * energy.duration_s else []
     is_known = isfinite(energy.energy.energy_j) and missing_s < energy.duration_s * (1 - 1e-9)
     notes.append(clip.note(has_number=is_known))
-    columns = {"time_s": energy.duration_s, "missing_s": missing_s, "off_by_j": energy.off_by_j, "note": joined(*notes)}
+    columns = {
+        "time_s": energy.duration_s,
+        "missing_s": missing_s,
+        "off_by_j": energy.off_by_j,
+        "note": join_texts(*notes),
+    }
     if not is_known:
         return columns
     joules = without_rounding(energy.energy)
@@ -219,7 +224,7 @@ def parse_weights(text: str) -> dict[str, float]:
     weights: dict[str, float] = {}
     for piece in text.split(","):
         name, _, number = (part.strip() for part in piece.partition("="))
-        weight = parsed(number)
+        weight = parse_number(number)
         if not name or name in weights or weight is None or weight <= 0:
             raise ConfigError(f"--weights {printable(text, limit=120)}: is not NAME=WEIGHT,... as in N=155,TN=16")
         weights[name] = weight
@@ -272,7 +277,7 @@ def _seed_note(runs: Sequence[Record], name: str) -> str:
             cap, clock = number_of(r, "power_cap_w"), number_of(r, "clock_hz")
             at = [f"{cap:g} W"] if cap is not None else []
             at += [f"{clock / 1e6:g} MHz"] if clock is not None else []
-            cells.setdefault(f"{value:.9g}", []).append(f"{r['run']}{f' at {joined(*at)}' if at else ''}")
+            cells.setdefault(f"{value:.9g}", []).append(f"{r['run']}{f' at {join_texts(*at)}' if at else ''}")
     each = "; ".join(f"{value} in {', '.join(own)}" for value, own in cells.items())
     about = " ".join(f"{n} {runs[0][n]}" for n in ("model", "batch_size") if runs[0][n] is not None)
     return f"seed {runs[0]['seed']} gave different {name}{f' ({about})' if about else ''}: {each}"

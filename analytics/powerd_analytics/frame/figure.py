@@ -8,7 +8,7 @@ from math import hypot, inf, sqrt
 
 import numpy as np
 
-from powerd_analytics.energy.uncertainty import NORMAL, expanded, one_rectangle
+from powerd_analytics.energy.uncertainty import NORMAL, expanded_uncertainty, one_rectangle
 from powerd_analytics.output.text import Cell, is_number_cell
 from powerd_core.errors import AnalysisError
 
@@ -52,7 +52,9 @@ class Figure:
         if self.is_lower_bound or (self.u_statistical is None and self.u_systematic is None):
             return None
         return float(
-            expanded(self.u_statistical or 0.0, self.u_systematic or 0.0, self.rectangle, self.degrees_of_freedom)
+            expanded_uncertainty(
+                self.u_statistical or 0.0, self.u_systematic or 0.0, self.rectangle, self.degrees_of_freedom
+            )
         )
 
     def scaled(self, by: float) -> Figure:

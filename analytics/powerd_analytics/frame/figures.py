@@ -28,10 +28,10 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from powerd_analytics.energy.metrics import eds, gflops_per_w_paper
-from powerd_analytics.energy.uncertainty import beyond_rounding, expanded
+from powerd_analytics.energy.uncertainty import beyond_rounding, expanded_uncertainty
 from powerd_analytics.frame.figure import Record, number_of
 from powerd_analytics.output.export import Column, Kind, Table, encodable, is_number, make_table
-from powerd_analytics.output.text import Cell, is_number_cell, joined, parsed
+from powerd_analytics.output.text import Cell, is_number_cell, join_texts, parse_number
 from powerd_analytics.run_tables.table import (
     GroupKey,
     PhaseGroup,
@@ -41,19 +41,19 @@ from powerd_analytics.run_tables.table import (
     RunRow,
     TotalRow,
     above_idle,
+    attribute_text,
     check_rows,
     group_key,
     groups_of,
     iterations_of,
     kept_table,
     labels_of,
-    quoted,
     stretches_of,
 )
 from powerd_analytics.runs.accuracy import BEST, Series, series_of
 from powerd_analytics.runs.in_force import ENFORCED_CAP, Enforced
 from powerd_analytics.runs.kept import keep, key_of_file, key_of_run, recall
-from powerd_analytics.runs.phases import EXECUTED, LAYER, OPERATIONS, PhaseClass, kept, number
+from powerd_analytics.runs.phases import EXECUTED, LAYER, OPERATIONS, PhaseClass, positive_number, select_phases
 from powerd_analytics.runs.ranks import Ranks, device_identity, note_of, notes_of_runs, other_programs, ranks_of
 from powerd_analytics.runs.run import Progress, Run, no_progress, read_run, recalibrate
 from powerd_analytics.runs.settings import AMBIENT, Driver, Setting, settings_of
@@ -337,7 +337,7 @@ def frame_from(records: Iterable[Mapping[str, Any]]) -> Frame:
     return pd.DataFrame({name: _cells(name, [row.get(name) for row in rows]) for name in names})
 
 
-def typed(frame: Frame) -> Frame:
+def with_column_types(frame: Frame) -> Frame:
     """The same with one dtype a column. Attributes are numbers or flags where all of them are, else texts as
     `attribute_cell` says, so that what they are follows from the rows alone, however often these were put together."""
     columns = {}
@@ -385,7 +385,7 @@ def attribute_cell(value: Any) -> Cell:
     if isinstance(value, list | tuple | dict):
         return json.dumps(value)
     if isinstance(value, str):
-        return f'"{value}"' if value in _FLAGS else quoted(value)
+        return f'"{value}"' if value in _FLAGS else attribute_text(value)
     return value if value is None or isinstance(value, bool | int | float) else str(value)
 
 
@@ -404,7 +404,7 @@ def _unquoted(text: str) -> Cell:
     return float(text) if is_number(text) else _FLAGS.get(text, text)
 
 
-def together(frames: Sequence[Frame]) -> Frame:
+def concat_frames(frames: Sequence[Frame]) -> Frame:
     """Frames one below the other."""
     some = [frame for frame in frames if len(frame)] or list(frames[:1])
     if len(some) == 1:
@@ -416,7 +416,7 @@ def together(frames: Sequence[Frame]) -> Frame:
     alike = [name for name, own in dtypes.items() if len(own) == len(some) and len(set(own)) == 1]
     every = pd.concat([frame[alike] for frame in some], ignore_index=True)
     columns = {name: every[name] if name in every else _of_several_types(some, name) for name in dtypes}
-    return typed(pd.DataFrame(columns))
+    return with_column_types(pd.DataFrame(columns))
 
 
 def _of_several_types(frames: Sequence[Frame], name: str) -> pd.Series:
@@ -486,7 +486,7 @@ class Condition:
 
     def holds(self, cell: str) -> bool:
         """Whether a cell is that value."""
-        value, wanted = parsed(cell), parsed(self.value)
+        value, wanted = parse_number(cell), parse_number(self.value)
         is_number = value is not None and wanted is not None and isclose(value, wanted, rel_tol=1e-9)
         return is_number or cell == self.value
 
@@ -527,7 +527,7 @@ def dimension(name: str, frame: Frame) -> str:
     return meant if meant in COLUMNS else attributes[meant]
 
 
-def where(frame: Frame, conditions: Sequence[str]) -> Frame:
+def rows_where(frame: Frame, conditions: Sequence[str]) -> Frame:
     """The rows for which every ``COLUMN=VALUE`` holds. Raises `AnalysisError` for one that none fulfils."""
     for text in conditions:
         condition = parse_condition("--where", text)
@@ -574,7 +574,7 @@ def worked_out(frame: Frame) -> Frame:
     is_unknown = np.isnan(parts[0]) & np.isnan(parts[1])
     freedom = np.nan_to_num(floats(frame, "degrees_of_freedom"), nan=np.inf)
     rectangle = np.nan_to_num(floats(frame, "rectangle_j"))
-    u95 = expanded(np.nan_to_num(parts[0]), np.nan_to_num(parts[1]), rectangle, freedom)
+    u95 = expanded_uncertainty(np.nan_to_num(parts[0]), np.nan_to_num(parts[1]), rectangle, freedom)
     is_bound = np.asarray(frame["is_lower_bound"].fillna(False), bool)
     frame["u95_j"] = np.where(is_unknown | is_bound | np.isnan(joules), np.nan, u95)
     paper, executed = floats(frame, "operations_per_sample"), floats(frame, "operations_executed_per_sample")
@@ -620,7 +620,7 @@ def with_eds(frame: Frame, *, of_runs: bool = False) -> Frame:
 # -- rows put together -------------------------------------------------------------------------------------------------
 
 
-def aggregated(frame: Frame, group: Sequence[int] | NDArray[np.int64], how: Literal["repeats", "parts"]) -> Frame:
+def aggregate(frame: Frame, group: Sequence[int] | NDArray[np.int64], how: Literal["repeats", "parts"]) -> Frame:
     """One row for each group of rows, in the order of their first, each column by its rule.
 
     ``group`` [rows] numbers the groups. Columns that are worked out again are those of the first row: who puts together
@@ -675,7 +675,7 @@ def _texts_of(grouped: Any) -> pd.Series:
     for group, text in zip(numbers, grouped.obj.to_numpy(object, na_value=None), strict=True):
         if not _is_missing(text):
             texts[group].append(text)
-    return pd.Series([joined(*own) or None for own in texts], dtype=object)
+    return pd.Series([join_texts(*own) or None for own in texts], dtype=object)
 
 
 # -- on what phases ran ----------------------------------------------------------------------------
@@ -751,7 +751,7 @@ def _without_names(words: Sequence[str]) -> Iterator[str]:
         if option is None or not _parts_nothing(option["dashes"], option["name"].replace(".", "_"), option["value"]):
             yield word
         elif option["value"] is None:
-            is_value = not following.startswith("-") or parsed(following) is not None
+            is_value = not following.startswith("-") or parse_number(following) is not None
             if not is_value or (_MAY_BE_FLAGS.fullmatch(option["name"]) and not re.search(r"[./\d]", following)):
                 is_value = False
                 yield word  # a flag
@@ -901,7 +901,7 @@ def _of_machine(environment: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "processor": _text(environment.get("processor")),
         "cores": int(cores) if cores.isascii() and cores.isdigit() and len(cores) < 9 else None,
-        "memory_gib": parsed(memory.removesuffix(" GiB")),
+        "memory_gib": parse_number(memory.removesuffix(" GiB")),
         "git_commit": _text(environment.get("git_commit")),
         "torch_version": _text(environment.get("torch")),
     }
@@ -937,7 +937,7 @@ def _with_factors(stated: dict[str, Any], campaign: Mapping[str, Any]) -> dict[s
         return stated
     for name, level in factors.items():
         if name in ("model", "batch_size", "gpus"):
-            own = _text(level) if name == "model" else number(factors, name)
+            own = _text(level) if name == "model" else positive_number(factors, name)
             stated[name] = own if stated[name] is None else stated[name]
         elif name not in KNOB_AS_OPTION or not KNOB_AS_OPTION[name].is_of_gpu:  # a GPU's are what its driver enforced
             stated.setdefault(f"{ATTRIBUTE}{name}", attribute_cell(level))
@@ -984,7 +984,7 @@ def _check_finite(run: Run, record: Mapping[str, Any]) -> None:
 def _stated(attributes: Mapping[str, Any], setting: Enforced | None = None) -> dict[str, Any]:
     """Columns that the attributes of phases give, and what of their setting no column of a device can hold."""
     cap = setting.group.get(ENFORCED_CAP) if setting is not None else None
-    batch, gpus = number(attributes, "batch_size"), number(attributes, "gpus")
+    batch, gpus = positive_number(attributes, "batch_size"), positive_number(attributes, "gpus")
     others = {f"{ATTRIBUTE}{k}": attribute_cell(v) for k, v in attributes.items() if k not in _PROMOTED}
     for name, value in setting.group.items() if setting is not None else ():
         if name != ENFORCED_CAP or isinstance(value, str):  # a number has a column, by which rows are apart
@@ -993,11 +993,11 @@ def _stated(attributes: Mapping[str, Any], setting: Enforced | None = None) -> d
         "model": _text(attributes.get("model")),
         "batch_size": batch,
         "gpus": round(gpus) if gpus else None,
-        "power_cap_asked_w": number(attributes, "power_cap_w"),
+        "power_cap_asked_w": positive_number(attributes, "power_cap_w"),
         "power_cap_in_run": None if cap is None else str(cap),
-        "tokens_per_sample": number(attributes, "tokens_per_sample"),
-        "operations_per_sample": number(attributes, OPERATIONS),
-        "operations_executed_per_sample": number(attributes, EXECUTED),
+        "tokens_per_sample": positive_number(attributes, "tokens_per_sample"),
+        "operations_per_sample": positive_number(attributes, OPERATIONS),
+        "operations_executed_per_sample": positive_number(attributes, EXECUTED),
         **others,
     }
 
@@ -1101,7 +1101,7 @@ def _seconds_of_ranks(run: Run, ranks: Ranks) -> Iterable[dict[str, Any]]:
     each group how many iterations in how many seconds, without a phase."""
     tracks = ranks.tracks(run)
     for rank in np.unique(tracks[tracks >= 0]).tolist():
-        own = replace(run, phases=kept(run.phases, tracks == rank))
+        own = replace(run, phases=select_phases(run.phases, tracks == rank))
         p = own.phases
         groups: dict[GroupKey, list[int]] = {}
         for label in np.unique(p.label).tolist():

@@ -41,15 +41,15 @@ from powerd_analytics.frame.figures import (
     Frame,
     attributes_in,
     column,
+    concat_frames,
     frame_of_records,
     known_records,
     rows_of,
     run_frame,
     run_records,
-    together,
-    typed,
+    with_column_types,
 )
-from powerd_analytics.frame.machines import apart, jobs_of, of_machines
+from powerd_analytics.frame.machines import jobs_of, of_machines, split_parts
 from powerd_analytics.output.export import Column, Kind, Table, arrow_schema, arrow_table, make_table, whole_file
 from powerd_analytics.output.text import Cell
 from powerd_analytics.runs.run import Progress, no_progress, pick
@@ -210,7 +210,7 @@ def _frame(rows: pa.Table) -> Frame:
     frame = rows.to_pandas(types_mapper=_PANDAS.get)
     attributes = attributes_in(frame)
     missing = [name for name in attributes if not frame[name].notna().any()]
-    return typed(frame.astype(dict.fromkeys(attributes, object)).drop(columns=missing))
+    return with_column_types(frame.astype(dict.fromkeys(attributes, object)).drop(columns=missing))
 
 
 def is_index(path: Path) -> bool:
@@ -331,7 +331,7 @@ def reduce_runs(
         _on_cluster(scheduler, function, todo, done)
     elif jobs == 1:
         for path in todo:
-            done(reduced(function, path))
+            done(reduce_file(function, path))
     else:
         count = min(jobs or cores(), len(todo))
         while left := [path for path in todo if path not in results]:
@@ -347,7 +347,7 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def reduced(function: Reducer[T], path: Path) -> Reduced[T]:
+def reduce_file(function: Reducer[T], path: Path) -> Reduced[T]:
     """``function`` of one file; whatever it raises becomes the ``error``."""
     try:
         return Reduced(path, function(path))
@@ -398,7 +398,7 @@ def _ctrl_c_later() -> Iterator[None]:
 
 
 def _submitted(pool: Executor, function: Reducer[T], paths: Sequence[Path]) -> list[tuple[Path, Future[Reduced[T]]]]:
-    return [(path, pool.submit(reduced, function, path)) for path in paths]
+    return [(path, pool.submit(reduce_file, function, path)) for path in paths]
 
 
 def _gathered(futures: Sequence[tuple[Path, Future[Reduced[T]]]], done: Callable[[Reduced[T]], None]) -> list[Path]:
@@ -512,7 +512,7 @@ def index_runs(
     if is_due and (unchanged or read):
         progress(1.0, f"writing {out}")
         root = os.path.relpath(folder.resolve(), out.absolute().parent.resolve())
-        _write(out, [files[name] for name in states], together(frames), root)
+        _write(out, [files[name] for name in states], concat_frames(frames), root)
     gone = tuple(str(folder / name) for name in vanished)
     return IndexReport(out, len(unchanged) + read, read, tuple(failed), gone, tuple(map(str, below.unbuilt)), afresh)
 
@@ -583,9 +583,9 @@ def _write(out: Path, files: Sequence[Record], frame: Frame, root: str) -> None:
     Trainings are looked for anew whenever files come or go. Runs that seem to be of one and do not say so are left
     apart: an index is of what is there, and who makes a table of them is told.
     """
-    jobs = [job for job in jobs_of(apart(frame)[1], strict=False) if len(job) > 1]
+    jobs = [job for job in jobs_of(split_parts(frame)[1], strict=False) if len(job) > 1]
     parts = {member.path for job in jobs for member in job}
-    every = together([frame, *map(of_machines, jobs)])
+    every = concat_frames([frame, *map(of_machines, jobs)])
     marks = [PART if path in parts else None for path in frame["path"]] + [WHOLE] * (len(every) - len(frame))
     every[OF_JOB] = pd.Series(marks, dtype=object)
     attributes = [name for name in sorted(attributes_in(every)) if every[name].notna().any()]

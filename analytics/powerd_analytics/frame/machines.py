@@ -23,18 +23,18 @@ from powerd_analytics.energy.metrics import gflops_per_w_paper
 from powerd_analytics.frame.figure import Record, figure_of, joules_column, number_of, sum_of_figures
 from powerd_analytics.frame.figures import (
     Frame,
-    aggregated,
+    aggregate,
+    concat_frames,
     factors_in,
     floats,
     frame_from,
     of_kind,
     rows_of,
-    together,
     with_eds,
     worked_out,
 )
 from powerd_analytics.frame.repeats import gflops_columns, joules_columns
-from powerd_analytics.output.text import Cell, joined
+from powerd_analytics.output.text import Cell, join_texts
 from powerd_analytics.runs.ranks import missing_ranks
 from powerd_core.errors import AnalysisError
 
@@ -58,7 +58,7 @@ class Member:
     frame: Frame = field(repr=False)
 
 
-def apart(frame: Frame) -> tuple[Frame, list[Member]]:
+def split_parts(frame: Frame) -> tuple[Frame, list[Member]]:
     """Rows of whole trainings, and the parts of others. Both in their order."""
     numbers = frame["rank_numbers"].fillna("").str.split().str.len()
     is_part = np.asarray((numbers > 0) & (numbers < frame["world_size"]).fillna(False), bool)
@@ -156,13 +156,13 @@ def merge_machines(frame: Frame, *, by_hand: bool = False) -> Frame:
     ``by_hand``: all of them are parts of one, whatever they say. Raises `AnalysisError` as `jobs_of`, and for parts
     that cannot be of one training.
     """
-    alone, members = apart(frame)
+    alone, members = split_parts(frame)
     jobs = [_one_job(members, alone)] if by_hand else jobs_of(members)
     if not members:
         return frame
     merged = [_lone_part(job[0]) if len(job) == 1 else of_machines(job) for job in jobs]
     places = {path: i for i, path in reversed(list(enumerate(frame["path"])))}
-    every = together([alone, *merged])
+    every = concat_frames([alone, *merged])
     order = every["path"].map(places).to_numpy()
     return with_eds(every.iloc[np.argsort(order, kind="stable")].reset_index(drop=True))
 
@@ -172,7 +172,7 @@ def _lone_part(member: Member) -> Frame:
     note = f"without {missing}: no run here has them and was recorded at the same time"
     frame = member.frame.copy()
     is_figure = frame["kind"].isin(("phase", "total"))
-    frame["note"] = [joined(text, note) if own else text for text, own in
+    frame["note"] = [join_texts(text, note) if own else text for text, own in
                      zip(frame["note"].fillna(""), is_figure, strict=True)]  # fmt: skip
     return frame
 
@@ -246,7 +246,7 @@ def of_machines(members: Sequence[Member]) -> Frame:
             if at[place].kept == place:
                 others = ", ".join(str(_first(members[p[0]])["run"]) for p in at[place].runs if p != place)
                 note_of_run = f"{others} recorded it as well: it counts once" if others else ""
-                rows.append(record | {"note": joined(record["note"], note_of_run)})
+                rows.append(record | {"note": join_texts(record["note"], note_of_run)})
         rows += rows_of(of_kind(member.frame, "rank"))
     return worked_out(frame_from(rows))
 
@@ -277,7 +277,7 @@ def _of_all(members: Sequence[Member]) -> tuple[dict[str, Any], str]:
     if len(hosts) < len(members):
         notes.append("machines have the same host name: a device that two of them see unknowingly counts twice")
     gpus = sum((number_of(r, "gpus") or 0.0) * len(m.ranks) / world for r, m in zip(firsts, members, strict=True))
-    columns: dict[str, Any] = {n: joined(*(r[n] for r in firsts)) or None for n in ("run", "run_id", "created_utc")}
+    columns: dict[str, Any] = {n: join_texts(*(r[n] for r in firsts)) or None for n in ("run", "run_id", "created_utc")}
     columns |= {name: firsts[0][name] for name in ("path", "job", "world_size")}
     columns |= {"host": "; ".join(hosts) or None, "ranks": len(ranks), "gpus": max(1, round(gpus))}
     columns |= {"rank_numbers": " ".join(map(str, sorted(ranks))), "machines": len(members), "job_machines": machines}
@@ -302,7 +302,7 @@ def _sums(
     members: Sequence[Member], at: Mapping[Place, _Device], places: Sequence[Place], about: Mapping[str, Any], note: str
 ) -> list[dict[str, Any]]:
     """Rows of kind ``phase`` and ``total`` of one set of devices; ``about`` is what they have in common."""
-    every = together([m.frame for m in members])
+    every = concat_frames([m.frame for m in members])
     names = ["kind", "model", "batch_size", "power_cap_asked_w", "power_cap_in_run", "operations_per_sample", "phase",
              "phase_path", "timing"]  # fmt: skip
     names += factors_in(every)
@@ -321,7 +321,7 @@ def _sums(
         return []
     of_groups = every.iloc[[*chain(*groups.values())]].reset_index(drop=True)
     number = np.repeat(np.arange(len(groups)), [*map(len, groups.values())])
-    by_rule = rows_of(aggregated(of_groups, number, "parts"))
+    by_rule = rows_of(aggregate(of_groups, number, "parts"))
     rows = [
         _sum_of_machines(at, {**row, **about}, [(at_row[i], records[i]) for i in own], ranks.get(key, []), note)
         for row, (key, own) in zip(by_rule, groups.items(), strict=True)
@@ -344,7 +344,7 @@ def _sum_of_machines(
     has_rate = any(r["samples_per_s"] is not None for r in every)
     # A batch is one in every rank: how many ranks share a device does not count.
     row["samples_per_s"] = len(counted) * batch / seconds if has_rate and batch and seconds else None
-    return row | {"note": joined(*notes, *notes_of_time, *notes_of_joules, note)}
+    return row | {"note": join_texts(*notes, *notes_of_time, *notes_of_joules, note)}
 
 
 def _times(counted: Sequence[Record], row: Record) -> tuple[dict[str, Any], list[str]]:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from powerd_analytics.energy import metrics
-from powerd_analytics.output.text import parsed
+from powerd_analytics.output.text import parse_number
 from powerd_core.errors import AnalysisError
 from powerd_core.text import printable
 
@@ -147,7 +147,7 @@ def merit_of(name: str, k: float = 2.0) -> Merit:
         raise AnalysisError(f"{printable(repr(name), limit=60)} is none of {known}")
     if kind != "eds":
         return MERITS[kind]
-    own_k = parsed(number) if colon else k
+    own_k = parse_number(number) if colon else k
     if own_k is None or not (math.isfinite(own_k) and own_k >= 1):
         raise AnalysisError(f"{printable(repr(name), limit=60)}: k must be 1 or more")
     return replace(MERITS["eds"], name=f"eds:{own_k:g}", heading=f"EDS k={own_k:g}", k=own_k)

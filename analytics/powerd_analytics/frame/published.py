@@ -27,13 +27,13 @@ from powerd_analytics.frame.figures import (
     Values,
     floats,
     is_known,
-    typed,
+    with_column_types,
     with_eds,
     worked_out,
 )
 from powerd_analytics.frame.figures import column as column_of
 from powerd_analytics.output.export import Column, Kind, Table, csv_cell, make_table
-from powerd_analytics.output.text import parsed
+from powerd_analytics.output.text import parse_number
 from powerd_analytics.runs.run import Progress, no_progress
 from powerd_core.errors import AnalysisError, ConfigError, RunFileError
 from powerd_core.text import printable
@@ -94,7 +94,7 @@ class TableFile:
         for row, text in enumerate(self.cells[column]):
             if not text:
                 continue
-            value = parsed(text)
+            value = parse_number(text)
             if value is None:
                 raise self.fault(row, column, f"{printable(text, limit=40)!r} is no finite number (decimal point)")
             if (value < 0 and not signed) or (value == 0 and positive):
@@ -253,7 +253,7 @@ def published_frame(table: TableFile) -> Frame:
         if name not in used:
             columns[f"{ATTRIBUTE}{name.removeprefix(ATTRIBUTE)}"] = _attribute(table, name)
     frame = pd.DataFrame(columns, index=pd.RangeIndex(len(table)))
-    frame = typed(frame.reindex(columns=[*COLUMNS, *(name for name in columns if name not in COLUMNS)]))
+    frame = with_column_types(frame.reindex(columns=[*COLUMNS, *(name for name in columns if name not in COLUMNS)]))
     if "kind" not in read:
         frame["kind"] = pd.Series(np.where(frame["phase"].fillna("").isin(WHOLE), "total", "phase"), dtype="string")
     frame["phase"] = frame["phase"].mask(frame["phase"].isin(WHOLE))
@@ -278,7 +278,7 @@ def _column(table: TableFile, name: str, own: str) -> Any:
 def _attribute(table: TableFile, name: str) -> pd.Series:
     """A column that a frame does not know: numbers where all cells are, else texts."""
     texts = table.cells[name]
-    values = [parsed(text) for text in texts]
+    values = [parse_number(text) for text in texts]
     if all(value is not None or not text for text, value in zip(texts, values, strict=True)):
         return pd.Series(values, dtype="float64")
     return pd.Series([text or None for text in texts], dtype="string")

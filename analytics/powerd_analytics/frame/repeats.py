@@ -19,7 +19,7 @@ from powerd_analytics.frame.figure import Figure, Record, figure_of, joules_colu
 from powerd_analytics.frame.figures import (
     RESULT,
     Frame,
-    aggregated,
+    aggregate,
     attributes_in,
     factors_in,
     floats,
@@ -28,7 +28,7 @@ from powerd_analytics.frame.figures import (
     worked_out,
 )
 from powerd_analytics.frame.means import mean_of_numbers, mean_of_repeats
-from powerd_analytics.output.text import joined
+from powerd_analytics.output.text import join_texts
 from powerd_analytics.runs.accuracy import BEST
 
 FACTORS = (
@@ -85,7 +85,7 @@ def of_a_batch(frame: Frame, which: NDArray[np.bool_] | None = None) -> Frame:
     return worked_out(frame)
 
 
-def averaged(frame: Frame, apart: Sequence[str] = (), ignore: Sequence[str] = ()) -> Frame:
+def average_repeats(frame: Frame, apart: Sequence[str] = (), ignore: Sequence[str] = ()) -> Frame:
     """The frame with repeats made one, in the order of their first; the column ``runs`` says of how many each is the
     mean.
 
@@ -100,7 +100,7 @@ def averaged(frame: Frame, apart: Sequence[str] = (), ignore: Sequence[str] = ()
     frame = of_a_batch(frame, _of_unequal_work(frame, cells))
     is_kept, notes = _with_joules(frame, cells)
     frame, cells = frame[is_kept].reset_index(drop=True), cells[is_kept]
-    means = aggregated(frame, cells, "repeats")
+    means = aggregate(frame, cells, "repeats")
     for name in set(attributes_in(frame)) - set(factors_in(frame)):
         is_one = (frame[name].groupby(pd.factorize(cells)[0]).nunique(dropna=False) == 1).to_numpy()
         means[name] = means[name].where(is_one)  # a mean over seeds has none
@@ -116,11 +116,11 @@ def averaged(frame: Frame, apart: Sequence[str] = (), ignore: Sequence[str] = ()
         members.setdefault(number, []).append(row)
     told = {int(numbers[np.argmax(cells == cell)]): text for cell, text in notes.items()}
     for number, change in ((number, _mean(same)) for number, same in members.items()):
-        told[number] = joined(told.get(number), change.pop("note"))
+        told[number] = join_texts(told.get(number), change.pop("note"))
         for name, value in change.items():
             means.loc[number, name] = pd.NA if value is None else value
     for number, text in told.items():
-        means.loc[number, "note"] = joined(_there(means.loc[number, "note"]), text)
+        means.loc[number, "note"] = join_texts(_there(means.loc[number, "note"]), text)
     return with_eds(worked_out(means))
 
 
@@ -145,7 +145,7 @@ def _with_joules(frame: Frame, cells: NDArray[np.int64]) -> tuple[NDArray[np.boo
     notes = {}
     for cell, i in zip(*np.unique(np.where(is_mixed, cells, -1), return_index=True), strict=True):
         if cell >= 0:
-            reasons = joined(*frame["note"][(cells == cell) & ~has].dropna()).replace("; ", ", ")
+            reasons = join_texts(*frame["note"][(cells == cell) & ~has].dropna()).replace("; ", ", ")
             text = f"mean of {known_rows[i]} of {count[i]} runs, the others have no joules"
             notes[int(cell)] = f"{text}: {reasons}" if reasons else text
     return has | ~is_mixed, notes

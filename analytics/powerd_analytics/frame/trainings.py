@@ -21,16 +21,16 @@ from powerd_analytics.frame.figure import Record, figure_of, joules_column, numb
 from powerd_analytics.frame.figures import (
     ATTRIBUTE,
     Frame,
-    aggregated,
+    aggregate,
     attributes_in,
     check_run,
     check_runs,
+    concat_frames,
     floats,
     frame_from,
     frame_of_records,
     rows_of,
     run_records,
-    together,
     with_eds,
     worked_out,
 )
@@ -135,10 +135,10 @@ class Length:
         return iterations
 
 
-def prepared(frame: Frame, length: Length) -> Frame:
+def with_sums(frame: Frame, length: Length) -> Frame:
     """The frame scaled to whole trainings where their length is given, with the GPUs of each run added up as well."""
     scaled = whole_trainings(frame, length) if length else frame
-    return with_eds(together([scaled, summed_devices(scaled)]))
+    return with_eds(concat_frames([scaled, summed_devices(scaled)]))
 
 
 _EVALUATION = f"{ATTRIBUTE}{PASSES_OF}"
@@ -239,7 +239,7 @@ def summed_devices(frame: Frame) -> Frame:
     gpus, group = gpus[is_whole].reset_index(drop=True), group[is_whole].reset_index(drop=True)
     if gpus.empty:
         return gpus
-    summed = rows_of(aggregated(gpus, group.to_numpy(), "parts"))
+    summed = rows_of(aggregate(gpus, group.to_numpy(), "parts"))
     members = [same for _, same in pd.Series(rows_of(gpus)).groupby(pd.factorize(group)[0])]
     rows = [row | _sum_of_gpus(list(same)) for row, same in zip(summed, members, strict=True)]
     return worked_out(frame_from(rows))

@@ -5,7 +5,7 @@ value), notes that hold for all of it, and bounds: cells that are known from one
 full scale.
 
 Programs take CSV, JSON (a list of rows), Parquet and HDF5, with full precision. People take the terminal, Markdown and
-LaTeX, which all show what `rounded` makes of a table.
+LaTeX, which all show what `round_table` makes of a table.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from rich.measure import Measurement
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from powerd_analytics.output.terminal import NO_EDGE, hanging
-from powerd_analytics.output.text import Cell, digits, is_number_cell, shortened
+from powerd_analytics.output.terminal import NO_EDGE, hanging_indent
+from powerd_analytics.output.text import Cell, digits, is_number_cell, shorten
 from powerd_client.host.ownership import Changed, Identity, identity, whole_output
 from powerd_client.runs.recover import open_run
 from powerd_client.runs.runfile import DIGEST, clean, digest, own_name, steady_hdf5, write_numbers, write_strings
@@ -153,7 +153,7 @@ class Rounded:
     footnotes: list[str]
 
 
-def rounded(table: Table) -> Rounded:
+def round_table(table: Table) -> Rounded:
     """A table for people. The texts of a column ``note`` become footnotes, equal ones once."""
     columns = table.columns
     numbers: dict[str, int] = {}
@@ -383,9 +383,9 @@ def _texts_of_row(table: Table, row: Row) -> list[str]:
     return [text for text in str(note or "").split("; ") if text]
 
 
-def narrowed(table: Table, marks: Sequence[str]) -> Narrow:
+def narrow_table(table: Table, marks: Sequence[str]) -> Narrow:
     """A table for a terminal or a page; ``marks`` has the numbers of the footnotes of each row."""
-    shown = rounded(table)
+    shown = round_table(table)
     columns, lines = list(shown.columns), [list(line) for line in shown.lines]
     has_figures = any(not column.is_setting and column.name != "note" for column in columns)
     common = dict[str, str]()
@@ -476,7 +476,7 @@ def print_tables(tables: Sequence[Table], console: Console) -> None:
         if i:
             console.print()
         _print_line(console, table.title, "bold")
-        whole = narrowed(table, marks)
+        whole = narrow_table(table, marks)
         is_too_wide = _least_width(_marked(whole, whole.columns)) > console.width
         for part in _by_device(table, marks) if is_too_wide else [whole]:
             _print_line(console, part.common, "dim")
@@ -488,7 +488,7 @@ def print_tables(tables: Sequence[Table], console: Console) -> None:
 
 def _print_line(console: Console, text: str, style: str = "") -> None:
     if text:
-        line = hanging(printable(text), console.width)
+        line = hanging_indent(printable(text), console.width)
         console.print(Text(line, style=style), soft_wrap=True, highlight=False)
 
 
@@ -503,7 +503,7 @@ def _by_device(table: Table, marks: Sequence[str]) -> list[Narrow]:
     for own in rows.values():
         bounds = frozenset((own.index(r), k) for r, k in table.bounds if r in own)
         part = replace(table, rows=tuple(table.rows[r] for r in own), bounds=bounds)
-        parts.append(narrowed(part, [marks[r] for r in own]))
+        parts.append(narrow_table(part, [marks[r] for r in own]))
     return parts
 
 
@@ -547,7 +547,7 @@ def _pieces(table: Narrow, width: int) -> list[Narrow]:
 
 
 def _shortened(columns: Sequence[Column], line: Sequence[str], longest: int) -> tuple[str, ...]:
-    return tuple(shortened(t, longest) if c.name in _NAMES else t for c, t in zip(columns, line, strict=True))
+    return tuple(shorten(t, longest) if c.name in _NAMES else t for c, t in zip(columns, line, strict=True))
 
 
 def _least_widths(table: Narrow) -> list[int]:
@@ -622,7 +622,7 @@ def to_markdown(tables: Sequence[Table]) -> str:
     """One Markdown table each, with numbered footnotes."""
     out: list[str] = []
     for table in tables:
-        shown = rounded(table)
+        shown = round_table(table)
         head = [c.heading or c.name for c in shown.columns]
         lines = ["| " + " | ".join(map(markdown_cell, line)) + " |" for line in (head, *shown.lines)]
         lines.insert(1, "|" + "|".join(" ---: " if c.is_numeric else " --- " for c in shown.columns) + "|")
@@ -660,7 +660,7 @@ def to_latex(tables: Sequence[Table]) -> str:
     """
     out = [_LATEX_HEAD]
     for table in tables:
-        shown = rounded(table)
+        shown = round_table(table)
         notes = [f"$^{{{i}}}$ {latex_text(note)}" for i, note in enumerate(shown.footnotes, 1)]
         notes += map(latex_text, table.notes)
         out += _latex_table(table, latex_text(table.title), shown.columns, map(_latex_row, shown.lines), notes)
@@ -675,7 +675,7 @@ def to_paper(tables: Sequence[Table]) -> str:
     below += map(latex_text, notes.below)
     out = [_LATEX_HEAD]
     for k, (table, marks) in enumerate(zip(tables, notes.marks, strict=True)):
-        shown = narrowed(table, marks)
+        shown = narrow_table(table, marks)
         caption = ": ".join(map(latex_text, filter(None, (shown.title, shown.common))))
         lines = [
             _latex_row(line).removesuffix(r" \\") + (f"$^{{{mark.replace(' ', ',')}}}$" if mark else "") + r" \\"

@@ -54,7 +54,7 @@ class LateProgress:
         return lambda share, text: self(begin + (end - begin) * share, text)
 
 
-def hanging(line: str, width: int) -> str:
+def hanging_indent(line: str, width: int) -> str:
     """A line folded at the width, its further lines indented below the first; words stay whole."""
     indent = " " * (len(line) - len(line.lstrip()) + 4)
     return fill(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
@@ -64,4 +64,4 @@ def print_lines(lines: Iterable[str]) -> None:
     """Lines of text that name what others named, folded on a terminal and whole in a file or a pipe."""
     console = Console()
     for line in map(printable, lines):
-        print(hanging(line, console.width) if console.is_terminal else line)
+        print(hanging_indent(line, console.width) if console.is_terminal else line)

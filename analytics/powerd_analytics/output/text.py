@@ -18,10 +18,10 @@ __all__ = [
     "figure_and_u95",
     "first_of",
     "is_number_cell",
-    "joined",
-    "parsed",
+    "join_texts",
+    "parse_number",
     "seconds",
-    "shortened",
+    "shorten",
     "with_u95",
 ]
 
@@ -41,7 +41,7 @@ MADE_BY = "Made by powerd, which may replace this file by a new one"
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 
-def parsed(text: str) -> float | None:
+def parse_number(text: str) -> float | None:
     """A finite decimal number, as a table or a command line has it; None for any other text."""
     value = float(text) if _NUMBER.fullmatch(text) else inf
     return value if isfinite(value) else None
@@ -67,7 +67,7 @@ def seconds(value_s: float) -> str:
     return f"{value_s * 1e9:.0f} ns"
 
 
-def shortened(name: str, longest: int) -> str:
+def shorten(name: str, longest: int) -> str:
     """A name of at most so many characters: of a longer one the begin and the end."""
     return name if len(name) <= longest else f"{name[: longest // 2 - 1]}…{name[-(longest // 2) :]}"
 
@@ -77,7 +77,7 @@ def first_of(texts: Sequence[str], between: str, most: int = 8) -> str:
     return between.join(texts[:most]) + (f" and {len(texts) - most} more" if len(texts) > most else "")
 
 
-def joined(*texts: object) -> str:
+def join_texts(*texts: object) -> str:
     """Notes or names of several as one text, each once, without what is empty."""
     return "; ".join(dict.fromkeys(str(text) for text in texts if text))
 

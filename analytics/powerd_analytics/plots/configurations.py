@@ -21,20 +21,20 @@ from powerd_analytics.frame.figures import (
     ATTRIBUTE,
     Condition,
     Frame,
+    concat_frames,
     dimension,
     factors_in,
     is_known,
     of_kind,
     parse_condition,
     rows_of,
-    together,
 )
 from powerd_analytics.frame.merits import Merit, merit_of
 from powerd_analytics.frame.published import CAPS_W, ENERGY_J, TIME_S, TableFile, published_frame
-from powerd_analytics.frame.repeats import averaged, of_a_batch, without_gflops
-from powerd_analytics.frame.trainings import Length, prepared, without_summands
+from powerd_analytics.frame.repeats import average_repeats, of_a_batch, without_gflops
+from powerd_analytics.frame.trainings import Length, with_sums, without_summands
 from powerd_analytics.output.colours import PALETTE, phase_colour
-from powerd_analytics.output.text import digits, parsed
+from powerd_analytics.output.text import digits, parse_number
 from powerd_analytics.plots.style import (
     HATCHES,
     Bar,
@@ -50,7 +50,7 @@ from powerd_analytics.plots.style import (
     panel_inches,
     panels,
     quantity_axis,
-    styled,
+    with_style,
 )
 from powerd_analytics.views.breakdown import is_part, of_configurations, of_trainings, parts_of_machines
 from powerd_core.errors import AnalysisError
@@ -76,9 +76,9 @@ LARGEST, SMALLEST = 1e60, 1e-60
 
 def configurations_of_runs(frame: Frame) -> Frame:
     """Parts of a batch, and totals a sample where batch sizes are known, else a batch; repeats averaged."""
-    means = averaged(without_gflops(of_a_batch(of_kind(prepared(frame, Length()), "phase", "total"))))
+    means = average_repeats(without_gflops(of_a_batch(of_kind(with_sums(frame, Length()), "phase", "total"))))
     phases, totals = of_configurations(means[is_part(means)]), of_trainings(means)
-    kept = without_summands(together([phases, totals[is_known(totals, "j_per_batch")]]))
+    kept = without_summands(concat_frames([phases, totals[is_known(totals, "j_per_batch")]]))
     has_samples = is_known(kept, "j_per_sample") & np.asarray(kept["kind"] == "total")
     per = np.where(has_samples, " a sample", " a batch")
     return kept.assign(device=_devices(kept), per=per, part=kept["device"].map(parts_of_machines(kept)))
@@ -181,7 +181,7 @@ def _heading(row: Record, among: Sequence[Record], leave_out: str) -> str:
     return label(row, among, (leave_out,)) or str(row["model"] or row["device"] or "")
 
 
-def grouped(rows: Sequence[Record], by: Sequence[str]) -> list[list[Record]]:
+def group_rows(rows: Sequence[Record], by: Sequence[str]) -> list[list[Record]]:
     """Rows that agree in all of these columns, a group a panel, in the order of their first."""
     groups: dict[tuple[object, ...], list[Record]] = {}
     for row in rows:
@@ -227,7 +227,7 @@ _OF_K = ("#6fa8cf", "#d08770", "#9a8ac0", "#8fb573")
 """Of the lines of equal EDS, by k."""
 
 
-@styled
+@with_style
 def draw_pareto(frame: Frame, name: str, reference: str | None = None, ks: Sequence[float] = (2.0,)) -> Figure:
     """A panel for each model, kind of power and part of the machine. EDS is relative to ``reference`` (COLUMN=VALUE),
     else to the fastest configuration.
@@ -235,7 +235,7 @@ def draw_pareto(frame: Frame, name: str, reference: str | None = None, ks: Seque
     Raises `AnalysisError` where nothing has energy and time, or the reference is not exactly one.
     """
     kept, wanted = _wholes(frame, "pareto"), _wanted(reference, frame)
-    groups = grouped(kept, ("model", "per", "provenance", "part"))
+    groups = group_rows(kept, ("model", "per", "provenance", "part"))
     figure, axes = panels(len(groups), (8.2, 4.8), most_columns=2)
     for (ax,), same in zip(axes, groups, strict=True):
         _points(ax, same, wanted, ks)
@@ -310,7 +310,7 @@ SWEPT = {option: knob.words for option, knob in KNOB_AS_OPTION.items()}
 """What energy is drawn over."""
 
 
-@styled
+@with_style
 def draw_sweep(
     frame: Frame, name: str, reference: str | None = None, ks: Sequence[float] = _K, *, knob: str = "power_cap_w"
 ) -> Figure:
@@ -325,7 +325,7 @@ def draw_sweep(
     capped = [r for r in _wholes(frame, "caps") if r.get(of_knob) is not None]
     same_settings = [n for n in _names(capped) if n != of_knob]
     groups = [
-        same for same in grouped(capped, (*same_settings, "per")) if len({number_of(r, of_knob) for r in same}) > 1
+        same for same in group_rows(capped, (*same_settings, "per")) if len({number_of(r, of_knob) for r in same}) > 1
     ]
     what = SWEPT[knob]
     if not groups:
@@ -380,7 +380,7 @@ def _best_of(same: Sequence[Record], merit: Merit, values: Sequence[float]) -> i
 def _said(row: Record, name: str) -> float | None:
     """A number of a column that a frame has as number or, from a table, as text."""
     value = row.get(name)
-    return parsed(value) if isinstance(value, str) else number_of(row, name)
+    return parse_number(value) if isinstance(value, str) else number_of(row, name)
 
 
 def _relative(row: Record, ref: Record, curve: str, merit: Merit) -> tuple[float, float]:
@@ -410,7 +410,7 @@ def _relative(row: Record, ref: Record, curve: str, merit: Merit) -> tuple[float
 _ROWS = {"energy": (_energy, "J"), "time": (_time, "s")}
 
 
-@styled
+@with_style
 def draw_phases(frame: Frame, name: str) -> Figure:
     """Bars in groups of one batch size, as in figures 5 to 8 of Castro et al., one bar a phase, energy above time.
 
@@ -421,11 +421,11 @@ def draw_phases(frame: Frame, name: str) -> Figure:
     if all(_energy(r)[0] is None and not r["provenance"] for r in kept):
         raise AnalysisError("no phases to draw: a table needs the columns phase and j_per_batch")
     names = _names(kept)
-    for same in grouped(kept, (*names, "phase")):
+    for same in group_rows(kept, (*names, "phase")):
         if len(same) > 1:
             raise AnalysisError(f"two rows for one bar of the picture: {label(same[0], kept)}: leave one of them out")
     models = list(dict.fromkeys(r["model"] for r in kept))
-    groups = grouped(kept, [*(n for n in names if n != "batch_size"), "per"])
+    groups = group_rows(kept, [*(n for n in names if n != "batch_size"), "per"])
     groups.sort(key=lambda same: (models.index(same[0]["model"]), _place(same[0], names, kept)))
     of_phases = {phase: phase_colour(phase) for phase in dict.fromkeys(str(r["phase"]) for r in kept)}
     has_time = any(_time(r)[0] is not None for r in kept)

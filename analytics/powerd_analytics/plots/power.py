@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from powerd_analytics.energy.devices import Part, load_parts
 from powerd_analytics.frame.figures import frame_of
-from powerd_analytics.frame.trainings import Length, prepared
+from powerd_analytics.frame.trainings import Length, with_sums
 from powerd_analytics.output.colours import PALETTE, REST, phase_colour
 from powerd_analytics.output.text import device_text, digits, first_of, seconds, with_u95
 from powerd_analytics.plots.style import (
@@ -28,8 +28,8 @@ from powerd_analytics.plots.style import (
     legend_beside,
     panel_inches,
     panels,
-    styled,
     width_asked,
+    with_style,
 )
 from powerd_analytics.run_tables.table import PhaseTable, Row, check_table, group_text, kept_table
 from powerd_analytics.runs.clock_report import ClockTrace
@@ -43,7 +43,7 @@ from powerd_analytics.runs.signals import (
     envelope_of,
     fastest_of,
     holes_of,
-    joined,
+    join_points,
     load_bounded,
     missing_of,
     parts_between,
@@ -84,7 +84,7 @@ def _in_order(table: PhaseTable) -> PhaseTable:
     return PhaseTable(tuple(phases), tuple(totals), tuple(runs))
 
 
-@styled
+@with_style
 def draw_run(
     run: Run, device: str | None = None, *, with_bars: bool = True, progress: Progress = no_progress
 ) -> Figure:
@@ -104,7 +104,7 @@ def draw_run(
         table = kept_table(run, device, loaded, progress=lambda share, text: progress(0.5 + 0.3 * share, text))
         check_table(run.path, table)
         frame = frame_of(run, _in_order(table))
-        bars = [own[:_MOST_BARS] for own in breakdowns(prepared(frame, Length()))]
+        bars = [own[:_MOST_BARS] for own in breakdowns(with_sums(frame, Length()))]
     progress(0.8, "drawing")
     compared = {p.device: [load_bounded(run, name) for name in run.compared(p.device)] for p in parts}
     of_phases, zoom = phase_colours(run), zoom_window(run)
@@ -210,7 +210,7 @@ def envelope_of_many(points: Iterable[Points], n: int, columns: int = COLUMNS) -
     """Times, least and greatest power of each column of a trace of ``n`` points that come piece by piece; all of them
     where they are few."""
     if n <= 2 * columns:
-        t, p = joined(points)
+        t, p = join_points(points)
         return t, p, p, p
     return envelope_of(points, np.unique(np.linspace(0, n, columns, endpoint=False).astype(np.int64)))
 
@@ -374,7 +374,7 @@ _SKEW_NS = 2_000_000_000
 """Rates of clocks are taken over this time: over less, they show only how the estimate was rounded."""
 
 
-@styled
+@with_style
 def draw_quality(run: Run, device: str | None = None, *, progress: Progress = no_progress) -> Figure:
     """Four rows over the run's time. Raises `AnalysisError` for an unknown device, and where there are no readings."""
     devices = [run.device(device)] if device is not None else list(run.devices.values())
@@ -464,7 +464,7 @@ def _draw_line(run: Run, signal: Signal, axes: tuple[Axes, Axes, Axes], edges: V
 # ---- clocks ------------------------------------------------------------------------------------------------------
 
 
-@styled
+@with_style
 def draw_clocks(run: Run, traces: Sequence[ClockTrace]) -> Figure:
     """The picture of `joules info --check`: offset, skew, delay and bound over the time of the run; steps are gaps."""
     figure, ((offset, skew, delay, bound),) = panels(1, (11.0, 2.1), rows=4)

@@ -9,7 +9,7 @@ import numpy as np
 
 from powerd_analytics.operations.counts import EXECUTED, PAPER
 from powerd_analytics.output.colours import PALETTE, phase_colour
-from powerd_analytics.plots.style import brief, finish, legend_above, panels, styled
+from powerd_analytics.plots.style import brief, finish, legend_above, panels, with_style
 from powerd_analytics.run_tables.layers import BOTH, LayerEnergy, roof_of, roofline
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ _MOST_NAMED = 6
 """So many layers are named: those that take most joules."""
 
 
-@styled
+@with_style
 def draw_roofline(rows: Sequence[LayerEnergy], name: str) -> Figure:
     """A panel for each convention of counting. Raises `AnalysisError` when no row has joules and operations."""
     from matplotlib.lines import Line2D

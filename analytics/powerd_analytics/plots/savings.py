@@ -22,7 +22,7 @@ from powerd_analytics.plots.style import (
     legend_above,
     panels,
     quantity_axis,
-    styled,
+    with_style,
 )
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ _ZOOM_MARGIN = 0.1
 # ---- by knob -------------------------------------------------------------------------------------------------------
 
 
-@styled
+@with_style
 def draw_savings(traces: Sequence[JobTrace], name: str, provenance: str = "") -> Figure:
     """Three bars for each job, in per cent of the energy with its default settings."""
     inches = max(4.5, 1.3 * len(traces) + 1.2)
@@ -66,7 +66,7 @@ def draw_savings(traces: Sequence[JobTrace], name: str, provenance: str = "") ->
 # ---- by settings -----------------------------------------------------------------------------------------------------
 
 
-@styled
+@with_style
 def draw_front(traces: Sequence[JobTrace], name: str, provenance: str = "") -> Figure:
     """Two panels for each job, as in the figures of Zeus: all settings with which the target is reached, energy over
     time to the target, and the same near those that no others beat."""

@@ -55,7 +55,7 @@ Height = tuple[float | None, float | None]
 """Of a bar, with its 95 % half-width; None where either is not known."""
 
 
-def styled(draw: Callable[_P, _T]) -> Callable[_P, _T]:
+def with_style(draw: Callable[_P, _T]) -> Callable[_P, _T]:
     """A function that draws, in our style: matplotlib asks for most of it when a text or a tick is made."""
 
     @wraps(draw)
@@ -89,7 +89,7 @@ def is_narrow() -> bool:
     return (width_asked() or 99.0) < _NARROW_IN
 
 
-@styled
+@with_style
 def save(figure: Figure, out: Path) -> None:
     """Write a figure; the ending of ``out`` says the format (png, pdf, svg)."""
     with warnings.catch_warnings():

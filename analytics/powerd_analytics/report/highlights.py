@@ -15,7 +15,7 @@ from powerd_analytics.energy.metrics import J_PER_KWH
 from powerd_analytics.frame.costs import CO2, Factors, gpus_in
 from powerd_analytics.frame.figure import Record, figure_of, number_of
 from powerd_analytics.frame.figures import Frame, of_kind, rows_of
-from powerd_analytics.frame.repeats import averaged, of_a_batch, without_gflops
+from powerd_analytics.frame.repeats import average_repeats, of_a_batch, without_gflops
 from powerd_analytics.frame.trainings import without_summands
 from powerd_analytics.output.text import Cell, digits, figure_and_u95, first_of, seconds
 from powerd_analytics.report.sheets import MISSING
@@ -84,17 +84,17 @@ def tiles(frame: Frame, factors: Factors) -> list[Tiles]:
 
 
 def findings(frame: Frame) -> list[str]:
-    """Sentences on a frame of one or many runs (`powerd_analytics.frame.trainings.prepared`), the first of which
+    """Sentences on a frame of one or many runs (`powerd_analytics.frame.trainings.with_sums`), the first of which
     matters most: the first `MOST_SENTENCES` hold the first of each kind.
     """
     several = of_kind(frame, "phase", "total")
     # By the batch, runs that made different numbers of batches are repeats.
-    by_batch = averaged(without_gflops(of_a_batch(without_summands(several))))
+    by_batch = average_repeats(without_gflops(of_a_batch(without_summands(several))))
     figures = breakdowns(frame)
     largest = _largest_phases(figures)
     if all(p.energy_j is None for own in figures for b in own for p in b.pieces):
         largest = ["No innermost phase has an energy that the sensors could resolve."]
-    unknown = _unknown(rows_of(averaged(several)), rows_of(of_kind(frame, "run")))
+    unknown = _unknown(rows_of(average_repeats(several)), rows_of(of_kind(frame, "run")))
     kinds = [largest, _best_configurations(of_trainings(by_batch)), unknown]
     first = [line for lines in kinds for line in lines[:1]]
     return first + [line for lines in kinds for line in lines[1:]]

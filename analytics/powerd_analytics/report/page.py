@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 
 from powerd_analytics.energy.devices import Part, load_parts
 from powerd_analytics.frame.costs import Factors
-from powerd_analytics.frame.figures import Frame, check_runs, frame_of, together
+from powerd_analytics.frame.figures import Frame, check_runs, concat_frames, frame_of
 from powerd_analytics.frame.index import run_files
 from powerd_analytics.frame.machines import merge_machines
-from powerd_analytics.frame.trainings import Length, part_of, prepared
+from powerd_analytics.frame.trainings import Length, part_of, with_sums
 from powerd_analytics.output.colours import REST, phase_colour
 from powerd_analytics.output.export import Table
 from powerd_analytics.output.text import MADE_BY, digits, seconds, with_u95
@@ -31,7 +31,7 @@ from powerd_analytics.report.highlights import MOST_SENTENCES, findings, tiles
 from powerd_analytics.report.sheets import shown_sheet
 from powerd_analytics.run_tables.table import PhaseTable, check_table, group_line, kept_table
 from powerd_analytics.run_tables.uncertainty_table import BudgetRow, budget_tables, kept_budget
-from powerd_analytics.runs.phases import merged
+from powerd_analytics.runs.phases import merge_intervals
 from powerd_analytics.runs.run import Progress, Run, no_progress, read_run, recalibrate
 from powerd_analytics.runs.signals import (
     Points,
@@ -99,7 +99,7 @@ def write_report(
     for i, path in enumerate(run_paths):
         most = options.max_points // min(len(run_paths), MOST_TRACES) if i < MOST_TRACES else 0
         parts.append(_read(path, options, most, columns, part_of(progress, i, len(run_paths) + 1, path.name)))
-    frame = together([p.frame for p in parts])
+    frame = concat_frames([p.frame for p in parts])
     check_runs(frame)
     progress(len(run_paths) / (len(run_paths) + 1), "writing the page")
     whole_text(out, _render(parts, frame, options, columns))
@@ -143,7 +143,7 @@ def _render(parts: Sequence[_RunPart], frame: Frame, options: ReportOptions, col
     script = f"{trace_script}\n{page_script}"
     runs, device, factors = [p.run for p in parts], options.device, options.factors
     names = sheets.run_names([r.path for r in runs])
-    frame = sheets.named(prepared(merge_machines(frame), options.length), names)
+    frame = sheets.with_run_names(with_sums(merge_machines(frame), options.length), names)
     boxes, documents = _boxes(parts, names)
     own_tiles, sentences = tiles(frame, factors), list(map(printable, findings(frame)))
     kinds = sorted(frame["provenance"].dropna().unique())
@@ -449,7 +449,7 @@ def _finite(signal: Signal) -> Iterator[Points]:
 def _gaps(run: Run, signals: Sequence[Signal]) -> list[list[int]]:
     """Stretches that miss readings of any line, those that overlap as one; of very many, the longest."""
     holes = np.concatenate([np.zeros((0, 2), np.int64), *(holes_of(s) for s in signals)])
-    gaps = np.stack(merged(holes[:, 0], holes[:, 1]), 1)
+    gaps = np.stack(merge_intervals(holes[:, 0], holes[:, 1]), 1)
     longest = np.argsort(gaps[:, 0] - gaps[:, 1], kind="stable")[:MOST_GAPS]
     us: list[list[int]] = ((gaps[np.sort(longest)] - run.begin_ns) // 1000).tolist()
     return us

@@ -16,7 +16,7 @@ import numpy as np
 from powerd_analytics.frame.costs import Factors
 from powerd_analytics.frame.figures import Frame, floats, of_kind, table_from
 from powerd_analytics.frame.trainings import Length
-from powerd_analytics.output.export import Column, Kind, Table, make_table, rounded
+from powerd_analytics.output.export import Column, Kind, Table, make_table, round_table
 from powerd_analytics.output.text import Cell, first_of
 from powerd_analytics.runs.run import Run
 from powerd_analytics.runs.signals import missing_of
@@ -47,7 +47,7 @@ def run_names(paths: Sequence[Path]) -> dict[Path, str]:
     return {p: p.absolute().relative_to(above).as_posix() for p in paths}
 
 
-def named(frame: Frame, names: Names) -> Frame:
+def with_run_names(frame: Frame, names: Names) -> Frame:
     """The frame with runs by their names as the page has them, without the suffix; sums over machines keep theirs."""
     known = {str(path): name.removesuffix(path.suffix) for path, name in names.items()}
     own = frame["path"].map(known).where(frame["machines"].isna())
@@ -60,7 +60,7 @@ def named(frame: Frame, names: Names) -> Frame:
 def shown_sheet(table: Table, identity: str = "") -> dict[str, Any]:
     """A table for the template, its strings made printable. A cell has its text, its number in full precision (None for
     a text or where nothing is known), and its style."""
-    shown = rounded(table)
+    shown = round_table(table)
 
     def cell(value: Cell, text: str, column: Column) -> tuple[str, str | None, str]:
         text = printable(text)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from powerd_analytics.energy.devices import Part, interval_energies, load_parts
 from powerd_analytics.energy.metrics import J_PER_KWH
-from powerd_analytics.energy.reasons import clipped
+from powerd_analytics.energy.reasons import find_clipping
 from powerd_analytics.energy.uncertainty import MEAN_COLUMNS, sum_of
 from powerd_analytics.output.export import Column, Table, make_table, with_provenance
 from powerd_analytics.runs.run import Progress, Run, no_progress
@@ -92,7 +92,7 @@ def _rows(
             "hour_utc": f"{datetime.fromtimestamp(hour * S_PER_HOUR, UTC):%Y-%m-%dT%H:%MZ}",
             "time_s": float(columns.duration_s[i]),
             "missing_s": float(columns.missing_s[i]),
-            "is_lower_bound": clipped(part, begin_ns[one], end_ns[one]).is_lower_bound,
+            "is_lower_bound": find_clipping(part, begin_ns[one], end_ns[one]).is_lower_bound,
             **_grams([x[one] for x in sums], known[one]),
             "note": "" if isfinite(known[i]) else "no intensity of this hour",
         }
@@ -105,7 +105,7 @@ def _rows(
             "hour_utc": "all",
             "time_s": float(columns.duration_s.sum()),
             "missing_s": float(columns.missing_s.sum()),
-            "is_lower_bound": clipped(part, begin_ns, end_ns).is_lower_bound or lacking > 0,
+            "is_lower_bound": find_clipping(part, begin_ns, end_ns).is_lower_bound or lacking > 0,
             **_grams(sums, known),
             "note": without if lacking else "",
         }

@@ -28,7 +28,7 @@ from powerd_analytics.run_tables.table import (
     parts_among,
     phase_table,
 )
-from powerd_analytics.runs.phases import LAYER, kept
+from powerd_analytics.runs.phases import LAYER, select_phases
 from powerd_analytics.runs.ranks import notes_of_run
 from powerd_analytics.runs.run import Progress, Run, no_progress, read_run
 from powerd_client.energies.live_energy import Energy, said_provenance
@@ -115,7 +115,7 @@ def _table(run: Path, name: str | None, row: int | None, device: str | None) -> 
             home = None if (group := classes[i].home) is None else (*group, (_ASKED, True))
             classes.append(replace(classes[i], attributes={**classes[i].attributes, _ASKED: True}, home=home))
         p = replace(p, classes=tuple(classes), label=label)
-    return phase_table(replace(whole, phases=kept(p, keep)), device), is_late
+    return phase_table(replace(whole, phases=select_phases(p, keep)), device), is_late
 
 
 def _energy(row: PhaseRow, is_late: bool) -> Energy:

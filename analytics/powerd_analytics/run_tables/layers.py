@@ -19,7 +19,7 @@ from typing import Any
 from powerd_analytics.energy.uncertainty import ROUNDING, Estimate
 from powerd_analytics.operations.counts import BYTES_PER_VALUE, EXECUTED, PAPER, OperationCount, Work
 from powerd_analytics.output.export import Column, Table, make_table
-from powerd_analytics.output.text import Cell, is_number_cell, joined
+from powerd_analytics.output.text import Cell, is_number_cell, join_texts
 from powerd_analytics.run_tables.table import PhaseRow, PhaseTable
 from powerd_analytics.runs.phases import LAYER
 from powerd_analytics.runs.run import Event
@@ -310,7 +310,7 @@ def _calls(row: PhaseRow, around: Mapping[str, PhaseRow]) -> float:
 
 def _joined(*notes: str) -> str:
     """Each part once."""
-    return joined(*(part for note in notes for part in note.split("; ")))
+    return join_texts(*(part for note in notes for part in note.split("; ")))
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,7 @@ from powerd_analytics.energy.metrics import edp_js, gflops_per_w, gflops_per_w_p
 from powerd_analytics.energy.reasons import (
     WITHOUT_READINGS,
     Clip,
-    clipped,
+    find_clipping,
     in_step,
     no_energy,
     not_resolvable,
@@ -60,7 +60,7 @@ from powerd_analytics.energy.uncertainty import (
     without_rounding,
 )
 from powerd_analytics.output.export import is_number
-from powerd_analytics.output.text import digits, is_number_cell, joined, seconds
+from powerd_analytics.output.text import digits, is_number_cell, join_texts, seconds
 from powerd_analytics.runs.in_force import ENFORCED_CAP, TOLERANCE_W, Enforced, knob_of
 from powerd_analytics.runs.kept import keep, key_of_run, recall
 from powerd_analytics.runs.nesting import EVALUATIONS, FORWARD, PASSES_OF, UPDATE, containers, key_of, parts_of
@@ -70,12 +70,12 @@ from powerd_analytics.runs.phases import (
     OPERATIONS,
     PhaseClass,
     Phases,
+    any_overlap,
     as_range,
-    merged,
+    merge_intervals,
     moments_of,
-    number,
-    overlapping,
     pieces,
+    positive_number,
     without,
 )
 from powerd_analytics.runs.ranks import NOBODY, note_of, other_programs, present_in, ranks_of
@@ -395,8 +395,8 @@ def iterations_of(run: Run, labels: Sequence[int]) -> int:
 
 
 def iteration_labels(run: Run, labels: Sequence[int]) -> list[int]:
-    """The classes that are iterations: those called so, or around the passes of a training (`nested`), else forward
-    passes, else the commonest phase."""
+    """The classes that are iterations: those called so, or around the passes of a training (`with_iterations`), else
+    forward passes, else the commonest phase."""
     classes = run.phases.classes
     iterations = [i for i in labels if classes[i].is_iteration or classes[i].name == ITERATION]
     if named := iterations or [i for i in labels if classes[i].name == FORWARD]:
@@ -442,7 +442,7 @@ def stretches_of(run: Run, labels: Sequence[int]) -> tuple[NDArray[np.int64], ND
     """
     p, family = run.phases, family_of(run, labels)
     outer = as_range(outermost(run, family))
-    begin, end = merged(p.begin_ns[outer], p.end_ns[outer])
+    begin, end = merge_intervals(p.begin_ns[outer], p.end_ns[outer])
     others = _of_others(run, family, begin, end)
     if p.classes[labels[0]].setting is None:
         return without(begin, end, *others)
@@ -522,10 +522,10 @@ def group_text(group: Mapping[str, Any], fallback: str = "run") -> str:
             return "beside other phases" if value is True else f"{name} {value}"
         if name == "gpus":
             return f"{value} GPU{'' if value == 1 else 's'}"
-        return f"batch {value}" if name == "batch_size" else f"{name} {quoted(value)}"
+        return f"batch {value}" if name == "batch_size" else f"{name} {attribute_text(value)}"
 
     cap = group.get(ENFORCED_CAP)
-    is_as_stated = is_number_cell(cap) and abs((number(group, "power_cap_w") or 0.0) - cap) <= TOLERANCE_W
+    is_as_stated = is_number_cell(cap) and abs((positive_number(group, "power_cap_w") or 0.0) - cap) <= TOLERANCE_W
     shown = [k for k in group if k != "power_cap_w" or not is_as_stated]
     names = sorted(shown, key=lambda k: (k != "model", k != "device_name", k == "batch_size"))
     return "\n".join(part(k, group[k]) for k in names) or fallback
@@ -543,7 +543,7 @@ def common_settings(groups: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     return {k: v for k, v in every if k != "batch_size" and all(k in g and g[k] == v for g in named)}
 
 
-def quoted(value: Any) -> str:
+def attribute_text(value: Any) -> str:
     """An attribute for people; a text that reads like a number is another value than the number, and in quotes."""
     return f'"{value}"' if isinstance(value, str) and is_number(value) else str(value)
 
@@ -717,7 +717,7 @@ def _phase_row(seen: _Seen, label: int, name: str, ranks: int) -> PhaseRow:
     ended = of_kind & ~p.cut
     used = ended & usable(columns)
     s_mean = float(columns.duration_s[ended].mean()) if ended.any() else None
-    clip = clipped(part, p.begin_ns, p.end_ns, ended)
+    clip = find_clipping(part, p.begin_ns, p.end_ns, ended)
     magnified = magnified_kinds(seen.run, part).get(label)
     mean, shares, method, rest, layer_rest = None, "", INTEGRAL, _Rest(), None
     if s_mean and seen.is_told[label]:
@@ -732,8 +732,8 @@ def _phase_row(seen: _Seen, label: int, name: str, ranks: int) -> PhaseRow:
         if magnified is not None and magnified.power_w is not None:
             method = DIFFERENCE if magnified.is_difference else MAGNIFIED
         elif is_folded:
-            note = joined(f"folded over {int(used.sum())} phases: {sensor(slowest)}", note)
-            note = joined(note, in_step(part, p.begin_ns[ended]))
+            note = join_texts(f"folded over {int(used.sum())} phases: {sensor(slowest)}", note)
+            note = join_texts(note, in_step(part, p.begin_ns[ended]))
         shares = f"mean per rank: each of {ranks} has 1/{ranks} of the device's power" if ranks > 1 else ""
     else:
         note = (
@@ -742,8 +742,8 @@ def _phase_row(seen: _Seen, label: int, name: str, ranks: int) -> PhaseRow:
             else "none ended: all were cut off"
         )
     if magnified is not None:
-        note = joined(note, magnified.note) if mean is None else joined(magnified.note, note)
-    stated = number({**dict(kind.group), **kind.attributes}, "batch_size")
+        note = join_texts(note, magnified.note) if mean is None else join_texts(magnified.note, note)
+    stated = positive_number({**dict(kind.group), **kind.attributes}, "batch_size")
     batch = p.samples_of([label], stated)
     return PhaseRow(
         group=dict(kind.group),
@@ -767,7 +767,7 @@ def _phase_row(seen: _Seen, label: int, name: str, ranks: int) -> PhaseRow:
         off_by_j=float(columns.off_by_j[used].mean()) / ranks if used.any() else 0.0,
         sd_s=_spread(columns.duration_s[ended]),
         sd_j=_spread(columns.energy_j[used] / ranks) if mean and not clip else None,
-        note=joined(shares, note, rest.note, clip.note(has_number=mean is not None), seen.setting_note([label])),
+        note=join_texts(shares, note, rest.note, clip.note(has_number=mean is not None), seen.setting_note([label])),
         ranks=ranks,
         method=method,
         rest_j=rest.energy_j,
@@ -818,7 +818,7 @@ def _left_of_phases(seen: _Seen, whole: NDArray[np.bool_], inner: NDArray[np.boo
     p, tracks, left = seen.run.phases, seen.tracks, []
     for track in present_in(tracks[whole]):
         own = as_range(whole & (tracks == track))
-        left.append(_left_of(seen, merged(p.begin_ns[own], p.end_ns[own]), inner & (tracks == track)))
+        left.append(_left_of(seen, merge_intervals(p.begin_ns[own], p.end_ns[own]), inner & (tracks == track)))
     return left
 
 
@@ -887,7 +887,7 @@ def _total_row(seen: _Seen, labels: Sequence[int], rows: Mapping[int, PhaseRow])
     stretches = stretches_of(seen.run, labels)
     # What was repeated in between is no part of it.
     edges = without(*stretches, p.begin_ns[p.magnify], p.end_ns[p.magnify])
-    whole, clip = whole_of(part, *edges), clipped(part, *edges)
+    whole, clip = whole_of(part, *edges), find_clipping(part, *edges)
     time_s, cut = whole.duration_s, int(np.sum(p.cut & outer & ~p.interrupted & p.of(labels)))
     # Where all readings are missing, what the model says is no energy of this device.
     is_known = np.isfinite(whole.energy.energy_j) and whole.missing_s < time_s * (1 - 1e-9)
@@ -909,7 +909,7 @@ def _total_row(seen: _Seen, labels: Sequence[int], rows: Mapping[int, PhaseRow])
         rest = _rest(seen, labels, rows, outer, stretches, total)
         notes.append(rest.note)
     notes.append(seen.setting_note(labels))
-    stated, iterations = number(dict(kind.group), "batch_size"), iterations_of(seen.run, labels)
+    stated, iterations = positive_number(dict(kind.group), "batch_size"), iterations_of(seen.run, labels)
     batch = _samples_of_iterations(seen.run, labels, stated)
     mixed = _mixture(seen.run, labels, outer)
     if mixed and batch:
@@ -935,7 +935,7 @@ def _total_row(seen: _Seen, labels: Sequence[int], rows: Mapping[int, PhaseRow])
         rest_u95_j=None if clip else rest.u95_j,
         missing_s=whole.missing_s,
         off_by_j=whole.off_by_j,
-        note=joined(*notes),
+        note=join_texts(*notes),
         is_mixed=bool(mixed),
         ranks_counted=counted,
         batches_per_optimizer_step=None if mixed else _accumulated(seen.run, labels, iterations),
@@ -948,7 +948,7 @@ def _samples_of_iterations(run: Run, labels: Sequence[int], stated: float | None
 
 def _tokens(p: Phases, labels: Sequence[int], batch: float | None, kind: PhaseClass) -> float | None:
     """Those that the phases say, else so many of each sample as they state."""
-    of_sample = number({**dict(kind.group), **kind.attributes}, "tokens_per_sample")
+    of_sample = positive_number({**dict(kind.group), **kind.attributes}, "tokens_per_sample")
     return p.tokens_of(labels) or (batch * of_sample if batch and of_sample else None)
 
 
@@ -1037,7 +1037,7 @@ def _rest(
     # Of phases that overlap and have others inside, the rests do too: they are more than that of the group.
     around = outer & p.of([i for i in labels if p.classes[i].shown in told_by_inner and not p.classes[i].overlaps])
     of_tracks = [around & np.isin(tracks, (track, NOBODY)) for track in present_in(tracks[around])]
-    if any(overlapping(p.begin_ns[own], p.end_ns[own]) for own in of_tracks):
+    if any(any_overlap(p.begin_ns[own], p.end_ns[own]) for own in of_tracks):
         return _Rest(note=_OVERLAP)
     with_phases = present_in(tracks[cover])
     ranks = max(seen.sharing(labels), len(with_phases))
@@ -1046,7 +1046,7 @@ def _rest(
     for track in with_phases:
         of_rank = cover & (tracks == track)
         own = as_range(of_rank)
-        if overlapping(p.begin_ns[own], p.end_ns[own]):
+        if any_overlap(p.begin_ns[own], p.end_ns[own]):
             return _Rest(note=_OVERLAP)
         rest_j += total.energy_j - float(columns.energy_j[own].sum())
         left.append(_left_of(seen, edges, of_rank))
@@ -1101,9 +1101,10 @@ def _gflops_by_basis(seen: _Seen, labels: Sequence[int], rows: Mapping[int, Phas
     if _is_changing(seen.run, labels[0]):
         return {}
     operations, executed = (
-        next((v for i in labels if (v := number(classes[i].attributes, name))), None) for name in (OPERATIONS, EXECUTED)
+        next((v for i in labels if (v := positive_number(classes[i].attributes, name))), None)
+        for name in (OPERATIONS, EXECUTED)
     )
-    batch = _samples_of_iterations(seen.run, labels, number(dict(classes[labels[0]].group), "batch_size"))
+    batch = _samples_of_iterations(seen.run, labels, positive_number(dict(classes[labels[0]].group), "batch_size"))
     passes = {classes[i].name: i for i in labels if classes[i].name in (FORWARD, "backward")}
     is_of_one_model = all(classes[i].shown[-1] == classes[i].name for i in passes.values())
     if not ((operations or executed) and batch and passes and is_of_one_model):
@@ -1141,7 +1142,7 @@ def _on_one_basis(rows: Sequence[tuple[TotalRow, _Efficiency]]) -> list[TotalRow
 def _run_row(seen: _Seen, *, is_unused: bool) -> RunRow:
     run, part, p = seen.run, seen.part, seen.run.phases
     begin, end = np.array([run.begin_ns]), np.array([run.end_ns])
-    whole, clip = interval_energies(part, begin, end, is_whole=True), clipped(part, begin, end)
+    whole, clip = interval_energies(part, begin, end, is_whole=True), find_clipping(part, begin, end)
     silent = _silent(run, part)
     # The sum without a line that has no readings is not the device's energy, nor is 0 J that of a device without any.
     energy_j = float(whole.energy_j[0]) if not silent and np.isfinite(whole.energy_j[0]) else None
@@ -1150,12 +1151,12 @@ def _run_row(seen: _Seen, *, is_unused: bool) -> RunRow:
     top = p.parent < 0
     if top.any() and energy_j is not None:
         together = as_range(top)
-        edges = merged(p.begin_ns[together], p.end_ns[together])
+        edges = merge_intervals(p.begin_ns[together], p.end_ns[together])
         phases_j = whole_of(part, *edges).energy.energy_j
         rest_j = energy_j - phases_j
         rest_u95_j = _Rest.of(rest_j, energy_j, [whole_of(part, *without(begin, end, *edges)).energy]).u95_j
         if len(p.magnify):
-            magnified_j = whole_of(part, *merged(p.begin_ns[p.magnify], p.end_ns[p.magnify])).energy.energy_j
+            magnified_j = whole_of(part, *merge_intervals(p.begin_ns[p.magnify], p.end_ns[p.magnify])).energy.energy_j
     faults = sensor_faults(part.signals)
     notes = [_no_readings(part, silent)] if energy_j is None else []
     if energy_j is not None and missing_s > 1e-3 * duration_s:
@@ -1189,7 +1190,7 @@ def _run_row(seen: _Seen, *, is_unused: bool) -> RunRow:
         rest_u95_j=None if clip else rest_u95_j,
         missing_s=missing_s,
         off_by_j=float(whole.off_by_j[0]),
-        note=joined(*notes),
+        note=join_texts(*notes),
         missing_word=clip.missing_word(missing_s),
         faults=faults,
         magnified_j=magnified_j,
@@ -1201,7 +1202,7 @@ def line_of_run(part: Part, signal: Signal) -> LineOfRun:
     """What one line took over the whole recording, by the model of the power that the part has of it."""
     run, alone = part.run, replace(part, signals=(signal,))
     begin, end = np.array([run.begin_ns]), np.array([run.end_ns])
-    whole, clip = interval_energies(alone, begin, end, is_whole=True), clipped(alone, begin, end)
+    whole, clip = interval_energies(alone, begin, end, is_whole=True), find_clipping(alone, begin, end)
     if len(signal) < 2 or not np.isfinite(whole.energy_j[0]):
         return LineOfRun(signal.line.name, None, None, is_lower_bound=False)
     u95_j = None if clip or np.isnan(whole.u95_j[0]) else float(whole.u95_j[0])

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.text import Text
 
 from powerd_analytics.energy.metrics import J_PER_KWH
-from powerd_analytics.output.terminal import hanging
+from powerd_analytics.output.terminal import hanging_indent
 from powerd_analytics.output.text import bar, digits, first_of, seconds, with_u95
 from powerd_analytics.run_tables.table import (
     ITERATION,
@@ -31,10 +31,10 @@ from powerd_analytics.run_tables.table import (
     RunRow,
     TotalRow,
     above_idle,
+    attribute_text,
     common_settings,
     group_key,
     group_line,
-    quoted,
 )
 from powerd_analytics.runs.nesting import FORWARD, containers
 from powerd_analytics.runs.phases import LAYER
@@ -184,7 +184,7 @@ class _Block:
                 yield f"{what} {digits(part_j, 3)} J{share}"
 
     def _group(self, rows: list[PhaseRow], total: TotalRow) -> Iterator[Line]:
-        batch = quoted(total.group[_BATCH]) if _BATCH in total.group else ""
+        batch = attribute_text(total.group[_BATCH]) if _BATCH in total.group else ""
         shares = {id(row): _share(row, total) if len(rows) > 1 else None for row in rows}
         largest = {id(row) for row in sorted(rows, key=lambda row: -(shares[id(row)] or 0.0))[:MOST_ROWS]}
         shown = [row for row in rows if id(row) in largest]
@@ -433,7 +433,7 @@ def _print_notes(table: PhaseTable, blocks: Sequence[_Block], console: Console, 
     for (whose, text), devices in shown:
         about = " ".join(filter(None, (first_of(devices, ", ", 4) if has_devices else "", whose)))
         line = printable(f"{about}: {text}" if about else text)
-        _print(console, hanging(f" {line}", min(console.width, 100)), "dim")
+        _print(console, hanging_indent(f" {line}", min(console.width, 100)), "dim")
     hidden = len(ordered) - len(shown)
     more = f"; {hidden} more note{'s' * (hidden > 1)}: --notes" if hidden else ""
     _print(console, f" ± U95: half of the 95 % interval; all columns: --wide{more}", "dim")

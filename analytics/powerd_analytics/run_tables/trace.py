@@ -248,7 +248,7 @@ def _device_events(
     tracks = {s.line.name: power_of(s, timeline.window_ns, most) for s in signals}
     if len(part.signals) > 1:
         name = f"{part.device}: sum of {len(part.signals)} lines"
-        tracks = {name: summed(part.signals, timeline.window_ns, most), **tracks}
+        tracks = {name: summed_power(part.signals, timeline.window_ns, most), **tracks}
     for name, (t_ns, watts) in tracks.items():
         written.counters += len(t_ns) > 0
         head = f'{{"ph":"C","name":{json.dumps(f"{name} W")},"pid":{pid},"tid":0,"ts":'
@@ -270,7 +270,7 @@ def power_of(signal: Signal, window_ns: tuple[int, int], most: int) -> Points:
     return extremes_of(points_of(signal, view), count_points(signal, view), most)
 
 
-def summed(signals: Sequence[Signal], window_ns: tuple[int, int], most: int) -> Points:
+def summed_power(signals: Sequence[Signal], window_ns: tuple[int, int], most: int) -> Points:
     """The same of several lines together, at the readings of the quickest one, the others' in a straight line between
     theirs."""
     everywhere, view = View(is_step=True), View(*window_ns, is_step=True)

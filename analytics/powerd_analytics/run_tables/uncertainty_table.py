@@ -34,7 +34,7 @@ from powerd_analytics.run_tables.table import (
     table_of,
 )
 from powerd_analytics.runs.kept import keep, key_of_run, recall
-from powerd_analytics.runs.phases import overlapping
+from powerd_analytics.runs.phases import any_overlap
 from powerd_analytics.runs.run import Progress, Run, no_progress, pick
 
 _LEAST_SHOWN = 0.01
@@ -162,7 +162,7 @@ def _of_phases(budget: Budget, used: NDArray[np.bool_], row: PhaseRow) -> tuple[
 def _with_closed_form(told: BudgetRow, row: PhaseRow, run: Run, part: Part, used: NDArray[np.bool_]) -> BudgetRow:
     """The row with what the closed formula says, where all lines have a low-pass."""
     begin, end = run.phases.begin_ns[used], run.phases.end_ns[used]
-    if not told.parts or row.s_per_batch is None or not told.energy_j or not told.u95_j or overlapping(begin, end):
+    if not told.parts or row.s_per_batch is None or not told.energy_j or not told.u95_j or any_overlap(begin, end):
         return told
     watts = [low_pass_w(part.posterior(s), begin, end) for s in part.signals]
     if None in watts:

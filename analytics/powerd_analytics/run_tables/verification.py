@@ -13,7 +13,7 @@ import numpy as np
 from powerd_analytics.energy.devices import Part, line_energies, load_parts
 from powerd_analytics.run_tables.closing_lines import joules_text
 from powerd_analytics.run_tables.table import PhaseRow, PhaseTable, Row, RunRow, kept_table, known_table
-from powerd_analytics.runs.phases import as_range, merged
+from powerd_analytics.runs.phases import as_range, merge_intervals
 from powerd_analytics.runs.run import Progress, Run, no_progress, read_run
 from powerd_analytics.runs.signals import plain_j
 from powerd_client.runs.runfile import is_out_of_memory
@@ -79,7 +79,7 @@ def _sums(run: Run, part: Part, whole: RunRow) -> Finding:
     kept, and readings are gone through once. These are plain integrals; the joules that are told are the table's."""
     begin, end, p = run.begin_ns, run.end_ns, run.phases
     top = as_range(p.parent < 0)
-    begins, ends = merged(np.clip(p.begin_ns[top], begin, end), np.clip(p.end_ns[top], begin, end))
+    begins, ends = merge_intervals(np.clip(p.begin_ns[top], begin, end), np.clip(p.end_ns[top], begin, end))
     rest = np.concatenate([[begin], ends]), np.concatenate([begins, [end]])
     # Times since 1970 are too long for a float.
     cuts = begin + np.linspace(0, end - begin, _PIECES + 1).astype(np.int64)

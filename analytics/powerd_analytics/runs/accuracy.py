@@ -9,7 +9,7 @@ from math import isfinite
 import numpy as np
 from numpy.typing import NDArray
 
-from powerd_analytics.output.text import is_number_cell, parsed
+from powerd_analytics.output.text import is_number_cell, parse_number
 from powerd_analytics.runs.run import Run
 from powerd_core.errors import ConfigError
 from powerd_core.text import printable
@@ -81,7 +81,7 @@ class ResultTarget:
     def parse(cls, text: str) -> ResultTarget:
         """``NAME=VALUE``, as in ``top1=0.98``. Raises `ConfigError`."""
         name, _, number = (piece.strip() for piece in text.partition("="))
-        value = parsed(number)
+        value = parse_number(number)
         if not name or value is None:
             raise ConfigError(f"--to {printable(text, limit=80)}: is not NAME=VALUE, as in top1=0.98")
         return cls(name, value)

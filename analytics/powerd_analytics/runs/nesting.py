@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from powerd_analytics.runs.phases import Group, PhaseClass, Phases, Small, distinct, identity, moments_of, pieces
+from powerd_analytics.runs.phases import Group, PhaseClass, Phases, Small, canonical_text, distinct, moments_of, pieces
 from powerd_client.energies.phase import BASELINE
 from powerd_client.signals.pairing import is_own_iteration
 from powerd_core.marks import ITERATION
@@ -27,7 +27,7 @@ Path = tuple[str, ...]
 Key = tuple[tuple[str, str], ...]
 
 
-def nested(phases: Phases) -> Phases:
+def with_iterations(phases: Phases) -> Phases:
     """The phases with classes that know which of them are iterations, and in whose group they are."""
     paths = _iteration_paths(phases)
     classes = tuple(replace(c, is_iteration=True) if c.path in paths else c for c in phases.classes)
@@ -156,7 +156,7 @@ def _homes(phases: Phases, inside: Sequence[int]) -> tuple[Small | None, list[Gr
         stated = dict(classes[label].family)
         own = agreed | stated
         others = together.get(next(iter(models), ""), models)
-        if len(others) > 1 and identity(own.get("model")) in others:
+        if len(others) > 1 and canonical_text(own.get("model")) in others:
             del own["model"]
         group = tuple(sorted(own.items()))
         home_of_content[i] = homes.setdefault(key_of(group), len(groups))
@@ -170,7 +170,7 @@ def _homes(phases: Phases, inside: Sequence[int]) -> tuple[Small | None, list[Gr
 
 def key_of(group: Iterable[tuple[str, Any]]) -> Key:
     """Attributes as something to look a group up by: 64 and 64.0 are one number, the text "64" and True are none."""
-    return tuple(sorted((name, identity(value)) for name, value in group))
+    return tuple(sorted((name, canonical_text(value)) for name, value in group))
 
 
 def _iteration_of(phases: Phases) -> Small:
@@ -233,7 +233,7 @@ def _content(classes: Sequence[PhaseClass], label: int, inner: Sequence[int]) ->
     values: dict[str, dict[str, Any]] = {}
     for own in (classes[i].family for i in inner):
         for name, value in own:
-            values.setdefault(name, {})[identity(value)] = value
+            values.setdefault(name, {})[canonical_text(value)] = value
     agreed = {name: next(iter(those.values())) for name, those in values.items() if len(those) == 1}
     return agreed, set(values.get("model", ()))
 
@@ -299,7 +299,7 @@ def _differences(kind: PhaseClass, alike: Sequence[PhaseClass]) -> list[str]:
     values: dict[str, set[str]] = {}
     for other in alike:
         for name in {name for one in alike for name, _ in one.own}:
-            values.setdefault(name, set()).add(identity(dict(other.own).get(name)))
+            values.setdefault(name, set()).add(canonical_text(dict(other.own).get(name)))
     names = sorted((n for n, those in values.items() if len(those) > 1), key=lambda n: (n != "model", n))
     own = dict(kind.own)
     return [str(own[n]) if n == "model" else f"{n} {own[n]}" for n in names if own.get(n) is not None]

@@ -199,7 +199,7 @@ def moments_of(*times_ns: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.asarray(every[is_new])
 
 
-def merged(begin: Ints, end: Ints) -> tuple[Ints, Ints]:
+def merge_intervals(begin: Ints, end: Ints) -> tuple[Ints, Ints]:
     """The union of intervals [m] as disjoint intervals in order."""
     if not len(begin):
         return begin, end
@@ -215,7 +215,7 @@ def without(begin: Ints, end: Ints, hole_begin: Ints, hole_end: Ints) -> tuple[I
     """Disjoint intervals in order, less others: what is left of them, as disjoint intervals in order."""
     if not len(hole_begin):
         return begin, end
-    hole_begin, hole_end = merged(hole_begin, hole_end)
+    hole_begin, hole_end = merge_intervals(hole_begin, hole_end)
     at = moments_of(begin, end, hole_begin, hole_end)
 
     def is_open(begins: Ints, ends: Ints) -> NDArray[np.bool_]:
@@ -225,7 +225,7 @@ def without(begin: Ints, end: Ints, hole_begin: Ints, hole_end: Ints) -> tuple[I
     return at[:-1][left], at[1:][left]
 
 
-def overlapping(begin: Ints, end: Ints) -> bool:
+def any_overlap(begin: Ints, end: Ints) -> bool:
     """Whether any two of the intervals overlap by more than an edge."""
     begin, end = _sorted(begin, end)
     return any(bool(np.any(begin[some][1:] < end[some][:-1])) for some in _overlapping_pieces(len(begin)))
@@ -259,7 +259,7 @@ def as_range(which: NDArray[np.bool_]) -> NDArray[np.bool_] | slice:
     return together if which[together].all() else which
 
 
-def kept(phases: Phases, which: NDArray[np.bool_]) -> Phases:
+def select_phases(phases: Phases, which: NDArray[np.bool_]) -> Phases:
     """The phases ``which`` [m] alone; one whose parent is not among them is outermost."""
     place = np.append(np.cumsum(which, dtype=np.int32) - np.int32(1), np.int32(-1))
     place[:-1][~which] = -1
@@ -294,7 +294,7 @@ def read_phases(group: h5py.Group) -> Phases:
     return phases
 
 
-def parted(phases: Phases, timeline: Timeline) -> Phases:
+def split_by_setting(phases: Phases, timeline: Timeline) -> Phases:
     """The phases with classes that are apart by what drivers enforced while they ran. Those during which that changed
     are of no setting (`Timeline.changing`). The same phases where all ran under one setting."""
     if not timeline.settings:
@@ -363,7 +363,7 @@ def _classify(kind: Small, parent: Small, kinds: list[dict[str, Any]]) -> tuple[
             attributes = {n: _hashable(v) for n, v in both.items() if not is_not_known(n, v)}
             timing = str(kinds[k].get("timing", "host"))
             this = PhaseClass((*around.path, str(kinds[k]["name"])), attributes, timing)
-            same = (this.path, tuple((n, identity(v)) for n, v in this.group), this.timing)
+            same = (this.path, tuple((n, canonical_text(v)) for n, v in this.group), this.timing)
             if same not in index:
                 index[same] = len(classes)
                 classes.append(this)
@@ -405,12 +405,12 @@ def _with_operations(known: PhaseClass, other: PhaseClass) -> PhaseClass:
     return replace(known, attributes={**known.attributes, OPERATIONS: both})
 
 
-def identity(value: Any) -> str:
+def canonical_text(value: Any) -> str:
     """Equal for attributes that are the same: 64 and 64.0 are one number, the text "64" is none, and True is not 1."""
     return repr(int(value)) if isinstance(value, float) and value.is_integer() else repr(value)
 
 
-def number(attributes: Mapping[str, object], name: str) -> float | None:
+def positive_number(attributes: Mapping[str, object], name: str) -> float | None:
     """An attribute that is a positive number, else None."""
     value = attributes.get(name)
     return float(value) if is_number_cell(value) and value > 0 else None

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from powerd_analytics.output.text import seconds
-from powerd_analytics.runs.phases import distinct, kept, pieces
+from powerd_analytics.runs.phases import distinct, pieces, select_phases
 from powerd_analytics.runs.run import Run
 from powerd_core.marks import OTHERS
 from powerd_core.model import pci_key, uuid_key
@@ -82,7 +82,7 @@ class Ranks:
             return run, 1
         users = [r.rank for r in self.users(device)]
         keep = np.isin(self.of_process, [*users, NOBODY])[run.phases.process]
-        return (run if keep.all() else replace(run, phases=kept(run.phases, keep))), max(1, len(users))
+        return (run if keep.all() else replace(run, phases=select_phases(run.phases, keep))), max(1, len(users))
 
     def tracks(self, run: Run) -> NDArray[np.int32]:
         """[m] rank of each phase of ``run``, which may be one that `on` made."""

@@ -31,7 +31,7 @@ from powerd_analytics.runs.in_force import (
     timed_by,
     without_repeats,
 )
-from powerd_analytics.runs.nesting import nested
+from powerd_analytics.runs.nesting import with_iterations
 from powerd_analytics.runs.phases import (
     LAYER,
     OPERATIONS,
@@ -39,9 +39,9 @@ from powerd_analytics.runs.phases import (
     Phases,
     distinct,
     dropped_attributes,
-    parted,
     pieces,
     read_phases,
+    split_by_setting,
 )
 from powerd_client.energies.phase import RESULT
 from powerd_client.host.ownership import Identity, identity, read_small
@@ -264,7 +264,7 @@ def read_run(path: str | Path, *, progress: Progress = no_progress) -> Run:
         clocks = {name: _clock(group) for name, group in file["clocks"].items()}
         processes = tuple(read_objects(file["processes"])) if "processes" in file else ()
         events = _events(file["events"], processes) if "events" in file else ()
-        phases = with_operations(nested(read_phases(file["phases"])), events)
+        phases = with_operations(with_iterations(read_phases(file["phases"])), events)
         enforced = _timeline(_steps(file["lines"], lines.values(), clocks), events, phases)
         dropped = dropped_attributes(file["phases"])
         notes = [{"t_ns": attributes["t_start_ns"], "level": "warning", "text": text} for text in dropped]
@@ -273,7 +273,7 @@ def read_run(path: str | Path, *, progress: Progress = no_progress) -> Run:
             attributes=attributes,
             lines=lines,
             devices=devices,
-            phases=parted(phases, enforced),
+            phases=split_by_setting(phases, enforced),
             clocks=clocks,
             gaps=_gaps(file["gaps"]),
             processes=processes,

@@ -17,9 +17,9 @@ from typing import Any, TypeGuard
 import numpy as np
 from numpy.typing import NDArray
 
-from powerd_analytics.output.text import is_number_cell, joined
+from powerd_analytics.output.text import is_number_cell, join_texts
 from powerd_analytics.runs.in_force import TOLERANCE_W, Enforced, Steps, enforced_name, steps_of, watts_text
-from powerd_analytics.runs.phases import number
+from powerd_analytics.runs.phases import positive_number
 from powerd_analytics.runs.ranks import device_identity
 from powerd_analytics.runs.run import Run, stated_settings
 from powerd_client.signals.signal import Readings, RunLine
@@ -182,7 +182,9 @@ class Settings:
         """The note of `of` alone, for which no further line is read."""
         span = (begin_ns, end_ns, setting)
         _, note = self._caps.of(device, span, stated)
-        return joined(note, *(_clock_note(knob, self._clocks.locked(device, knob, span, stated)) for knob in _CLOCKS))
+        return join_texts(
+            note, *(_clock_note(knob, self._clocks.locked(device, knob, span, stated)) for knob in _CLOCKS)
+        )
 
     def note_of_run(self, device: str) -> str:
         """What is to be said of a device over a whole recording: what was held, that its settings changed, a power cap
@@ -195,13 +197,13 @@ class Settings:
         notes = [self._caps.of(device, span, {})[1], *self._clocks.changes(driver, span)]
         if of_phases is not None:
             notes = [self._verdicts.held(device, of_phases), self._caps.unasked(device, of_phases), *notes]
-        return joined(*notes, self._caps.contradiction(driver))
+        return join_texts(*notes, self._caps.contradiction(driver))
 
     def ambient_c(self, begin_ns: int, end_ns: int, stated: Mapping[str, Any]) -> float | None:
         """The temperature around the machine over a stretch: the mean of the line that is called ambient, else what
         phases with the attributes ``stated`` say."""
         degrees = self._channels.ambient((begin_ns, end_ns, None))
-        return float(degrees.mean()) if len(degrees) else number(stated, AMBIENT)
+        return float(degrees.mean()) if len(degrees) else positive_number(stated, AMBIENT)
 
     def driver(self, device: str) -> Driver:
         """What the driver said of a GPU when its source was opened."""
@@ -257,7 +259,7 @@ class _Channels:
 
     def watts(self, device: str, key: str) -> float | None:
         """A limit of milliwatts by which they are described."""
-        limits = (number(line.detail, key) for line in self._described(device))
+        limits = (positive_number(line.detail, key) for line in self._described(device))
         return next((mw / 1e3 for mw in limits if mw is not None), None)
 
     def _described(self, device: str) -> list[RunLine]:
@@ -314,7 +316,7 @@ class _Caps:
         """The power cap over a stretch in which phases with the attributes ``stated`` ran, and how what was enforced
         differs from what was asked or requested. No line of readings is read but that of what was requested."""
         begin_ns, end_ns, setting = span
-        asked, driver = number(stated, "power_cap_w"), self._channels.driver_of(device)
+        asked, driver = positive_number(stated, "power_cap_w"), self._channels.driver_of(device)
         steps, told = self._enforced.steps.get(driver), self._requested_steps(driver)
         requested = _only(told, begin_ns, end_ns) if told else self._opened_w(driver)
         if steps is None:
@@ -392,7 +394,7 @@ class _Caps:
 
     def _opened_w(self, device: str) -> float | None:
         """The management limit when the driver's source was opened."""
-        limits = (number(line.detail, "power_limit_mw") for line in self._channels.lines(device))
+        limits = (positive_number(line.detail, "power_limit_mw") for line in self._channels.lines(device))
         return next((mw / 1e3 for mw in limits if mw is not None), None)
 
 
@@ -484,7 +486,7 @@ class _Verdicts:
         texts = [f"{_noun(s)} {s.asked:g} {s.unit} held{self._clocks.beside(driver, s, span)}" for s in held]
         cap, _ = self._caps.of(device, span, {})
         verdict, why, is_held = self.of(device, span, cap)
-        return f"{' and '.join(texts) or 'a lease'}: {joined(verdict, why)}" if is_held else ""
+        return f"{' and '.join(texts) or 'a lease'}: {join_texts(verdict, why)}" if is_held else ""
 
     def _judge(
         self, driver: str, told: KnobSetting, span: Span, cap: Setting, evidence: Evidence
@@ -590,7 +592,7 @@ def _changes(watts: Sequence[float]) -> str:
 
 def asked_clock_hz(attributes: Mapping[str, Any], name: str = "clock") -> float | None:
     """A clock that phases state in hertz or in megahertz."""
-    hz, mhz = number(attributes, f"{name}_hz"), number(attributes, f"{name}_mhz")
+    hz, mhz = positive_number(attributes, f"{name}_hz"), positive_number(attributes, f"{name}_mhz")
     return hz or (mhz * 1e6 if mhz else None)
 
 

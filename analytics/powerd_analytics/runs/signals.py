@@ -395,7 +395,7 @@ def _slices_in(signal: Signal, view: View) -> tuple[int, int]:
     return int(first), int(np.searchsorted(signal.cuts_ns, view.end_ns, "right"))
 
 
-def joined(points: Iterable[Points]) -> Points:
+def join_points(points: Iterable[Points]) -> Points:
     """All points in one piece, for few of them."""
     every = [(np.zeros(0, np.int64), np.zeros(0)), *points]
     t, watts = zip(*every, strict=True)
@@ -437,7 +437,7 @@ def extremes_of(points: Iterable[Points], n: int, most: int) -> Points:
     """At most about ``most`` of ``n`` points: the first and the last, and the lowest and the highest of every stretch,
     each at its own time. Of equal ones it is the first lowest and the last highest."""
     if n <= max(most, 4):
-        return joined(points)
+        return join_points(points)
     starts = np.linspace(0, n, max(most // 2, 1), endpoint=False).astype(np.int64)
     kept = [(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0))]
     done = 0

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from powerd_analytics.energy.uncertainty import ROUNDING
 from powerd_analytics.frame.figure import Record, number_of
 from powerd_analytics.frame.figures import ATTRIBUTE, Frame, factors_in, of_kind, rows_of
-from powerd_analytics.frame.repeats import averaged, cells_of, of_a_batch, without_gflops
+from powerd_analytics.frame.repeats import average_repeats, cells_of, of_a_batch, without_gflops
 from powerd_analytics.frame.trainings import without_summands
 from powerd_analytics.output.text import Cell
 from powerd_analytics.run_tables.table import ITERATION
@@ -174,15 +174,14 @@ class Breakdown:
 
 
 def breakdowns(frame: Frame) -> list[list[Breakdown]]:
-    """The configurations of each device and model, measured ones first, then those with most joules. Of a frame that
-    is prepared (`powerd_analytics.frame.trainings.prepared`); repeats are averaged, GPUs that are added up are there
-    once."""
+    """The configurations of each device and model, measured ones first, then those with most joules. Of a frame of
+    `powerd_analytics.frame.trainings.with_sums`; repeats are averaged, GPUs that are added up are there once."""
     rows = without_gflops(without_summands(of_a_batch(of_kind(frame, "phase", "total"))))
     if _PASSES in rows:
         rows = rows[rows[_PASSES].isna()].reset_index(drop=True)
     # Not by the names of the runs: those without joules of a phase are left out of its mean, not of the others'.
     rows = rows.assign(configuration=cells_of(rows, ignore=_OF_A_PHASE))
-    means = averaged(rows, apart=("configuration",))
+    means = average_repeats(rows, apart=("configuration",))
     names = [*group_names(means), "configuration"]
 
     def grouped(some: Frame) -> dict[tuple[Cell, ...], list[Record]]:

@@ -19,7 +19,7 @@ from powerd_analytics.frame.figure import NODES, Figure, Record, figure_of, numb
 from powerd_analytics.frame.figures import ATTRIBUTE, Frame, column, factors_in, of_kind, rows_of
 from powerd_analytics.frame.repeats import CAP_STEP_W, of_a_batch
 from powerd_analytics.output.export import Column, Table, make_table
-from powerd_analytics.output.text import Cell, joined
+from powerd_analytics.output.text import Cell, join_texts
 from powerd_analytics.runs.nesting import PASSES_OF
 from powerd_analytics.views.breakdown import of_configurations
 from powerd_core.errors import ConfigError
@@ -179,7 +179,7 @@ def _of_all(
     row |= {"j_per_batch": whole.value, "u95_j_per_batch": whole.u95, "s_per_batch": max(seconds, default=None)}
     if len(inverse) == len(same):
         row |= {"gflops_per_w": 1 / sum(inverse), "basis": ALL_GPUS}
-    return row | {"note": joined(*(r["note"] for r in same), *notes)}
+    return row | {"note": join_texts(*(r["note"] for r in same), *notes)}
 
 
 def _known_to(spread: float, freedom: float) -> float:

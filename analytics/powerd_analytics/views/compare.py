@@ -744,7 +744,7 @@ def verdict(d: Difference) -> str:
     return f"{LETTERS[d.other]} {'more' if d.change > 0 else 'less'}"
 
 
-def risen(comparison: Comparison, percent: float) -> list[str]:
+def gate_failures(comparison: Comparison, percent: float) -> list[str]:
     """What a gate refuses, a sentence each: joules that rose by more than so many per cent, where that is told from
     chance and is more than its U95."""
     return [
@@ -800,7 +800,7 @@ def comparison_table(comparison: Comparison, *labels: str) -> Table:
 
 
 def _notes(comparison: Comparison, common: Sequence[str]) -> list[str]:
-    finding, *others = words(comparison)
+    finding, *others = comparison_sentences(comparison)
     return [finding, *([f"All rows: {', '.join(common)}."] if common else []), *others]
 
 
@@ -890,7 +890,7 @@ def _columns(rows: Sequence[Difference]) -> list[Column]:
     return [replace(c, is_hidden=c.is_hidden or c.name in told_once) for c in _OF_A_ROW]
 
 
-def words(comparison: Comparison) -> list[str]:
+def comparison_sentences(comparison: Comparison) -> list[str]:
     """The comparison in sentences: the main finding first, then what it rests on."""
     tested = [d for d in comparison.rows if d.p is not None]
     joules = [d.is_same_sensor for d in comparison.rows if d.is_joules]

@@ -25,12 +25,12 @@ from powerd_analytics.frame.figures import (
     factors_in,
     of_kind,
     rows_of,
+    rows_where,
     shared_notes,
     table_from,
-    where,
 )
-from powerd_analytics.frame.repeats import averaged
-from powerd_analytics.frame.trainings import Length, prepared, without_summands, without_sums
+from powerd_analytics.frame.repeats import average_repeats
+from powerd_analytics.frame.trainings import Length, with_sums, without_summands, without_sums
 from powerd_analytics.output.export import Column, Table, make_table, with_provenance
 from powerd_analytics.run_tables.table import NOT_OF_SAMPLES
 from powerd_analytics.runs.accuracy import ResultTarget
@@ -147,14 +147,14 @@ def chosen_tables(frame: Frame, choice: TableChoice) -> list[Table]:
     if any(condition.startswith("verdict") for condition in choice.conditions):
         notes: tuple[str, ...] = ()
     else:
-        frame, notes = honoured(frame)
-    chosen = where(prepared(frame, choice.length), choice.conditions)
+        frame, notes = without_violated(frame)
+    chosen = rows_where(with_sums(frame, choice.length), choice.conditions)
     kinds, shared = set(chosen["provenance"].dropna()), shared_notes(chosen)
     tables = [with_provenance(table, kinds) for table in _tables(chosen, choice)]
     return [replace(t, notes=(*t.notes, *shared, *(notes if i == 0 else ()))) for i, t in enumerate(tables)]
 
 
-def honoured(frame: Frame) -> tuple[Frame, tuple[str, ...]]:
+def without_violated(frame: Frame) -> tuple[Frame, tuple[str, ...]]:
     """The frame without runs whose settings were asked for and not honoured, and a note on those that are left out. Of
     a run in which the cap changed, those of its caps.
 
@@ -196,7 +196,9 @@ def _tables(frame: Frame, choice: TableChoice) -> list[Table]:
         tables = field_tables(frame, choice.gain, choice.factors, ignore)
         tables += [_accuracy(frame, choice, ignore)] if results_in(frame) else []
     makers: dict[str, Callable[[Frame], Table | None]] = {"cards": partial(_cards, cards=choice.cards), "wall": _wall}
-    asked = [makers[name](averaged(without_sums(frame), ignore=ignore)) for name in choice.names if name in makers]
+    asked = [
+        makers[name](average_repeats(without_sums(frame), ignore=ignore)) for name in choice.names if name in makers
+    ]
     others = [*rank_tables(frame), *(table for table in asked if table is not None)]
     known = {table.name: table for table in [*tables, *others]}
     if missing := [name for name in choice.names if name not in known]:
@@ -221,7 +223,7 @@ def _accuracy(frame: Frame, choice: TableChoice, ignore: Sequence[str]) -> Table
         there = ", ".join(results_in(frame)) or "none"
         raise AnalysisError(f"--weights {unknown[0]}: no run has such a result; there is {there}")
     own = without_summands(of_kind(frame, "total"))
-    return accuracy_table(_in_order(averaged(own, ignore=ignore)), own, choice.target, choice.weights)
+    return accuracy_table(_in_order(average_repeats(own, ignore=ignore)), own, choice.target, choice.weights)
 
 
 # -- the tables of the field -------------------------------------------------------------------------------------------
@@ -239,11 +241,11 @@ _OF_A_SAMPLE = ["s_per_sample", "j_per_sample", "u95_j_per_sample", "power_w", "
 def field_tables(
     frame: Frame, gain: tuple[str, str] | None = None, factors: Factors | None = None, ignore: Sequence[str] = ()
 ) -> list[Table]:
-    """All tables of a frame that is `prepared`: time, energy, totals, GFLOPS/W with averages and gain, and all rows for
+    """All tables of a frame of `with_sums`: time, energy, totals, GFLOPS/W with averages and gain, and all rows for
     programs. Those for which nothing is known are left out."""
     factors = factors or Factors()
     figures = of_kind(frame, "phase", "total")
-    every = averaged(frame, ignore=ignore)
+    every = average_repeats(frame, ignore=ignore)
     means = with_costs(_in_order(of_kind(every, "phase", "total")), factors)
     is_whole = "s_per_training" in frame
     # Of trainings over several machines seconds are the mean over the ranks, beside the fastest and the slowest.

@@ -12,7 +12,7 @@ import numpy as np
 
 from powerd_analytics.frame.figure import VALUES, Figure, Record, figure_of, freedom_of_sum, mean_of_cells
 from powerd_analytics.frame.figures import ATTRIBUTE, Frame, column, dimension, factors_in, of_kind, rows_of
-from powerd_analytics.frame.repeats import BASIS, FACTORS, averaged, of_a_batch
+from powerd_analytics.frame.repeats import BASIS, FACTORS, average_repeats, of_a_batch
 from powerd_analytics.output.export import Column, Table, cell_text, make_table
 from powerd_analytics.output.text import Cell, is_number_cell
 from powerd_core.errors import AnalysisError, ConfigError
@@ -75,7 +75,7 @@ class Pivot:
 
 
 def make_pivot(frame: Frame, request: PivotRequest, ignore: Sequence[str] = ()) -> Pivot:
-    """The pivot of a frame; ``ignore`` as in `averaged`.
+    """The pivot of a frame; ``ignore`` as in `average_repeats`.
 
     Columns in which the rows of one cell still differ are added to the rows, with a note: a mean over batch sizes or
     devices would be a figure of nothing. Raises `AnalysisError` for unknown columns, or when nothing has the figure.
@@ -85,7 +85,7 @@ def make_pivot(frame: Frame, request: PivotRequest, ignore: Sequence[str] = ()) 
     with_value = _with_figure(frame, value, axes)
     # A phase's own figure is over its own joules: the basis of totals is what may differ.
     basis = BASIS if value == "gflops_per_w" and (with_value["kind"] == "total").all() else ()
-    means = averaged(with_value, (*axes, *basis), ignore)
+    means = average_repeats(with_value, (*axes, *basis), ignore)
     added = _added(means, axes, basis, ignore)
     notes = []
     if added:

@@ -22,7 +22,7 @@ from powerd_analytics.frame.figure import (
 )
 from powerd_analytics.frame.figures import Frame, column, factors_in, of_kind, rows_of
 from powerd_analytics.output.export import Column, Table, make_table
-from powerd_analytics.output.text import Cell, joined
+from powerd_analytics.output.text import Cell, join_texts
 
 _SAME_WORK = ("program", "model", "batch_size", "gpus", "power_cap_w", "power_cap_in_run", "phase_path")
 _GPUS, _PROCESSORS = re.compile(r"gpu\d+"), re.compile(r"cpu\d+")
@@ -80,7 +80,7 @@ def _row(same: Sequence[Record]) -> Record | None:
         **_share("counted_pct", counted, whole),
         "overhead_w": (whole.value - counted.value) / seconds,
         "u95_overhead_w": None if rest_u95 is None else rest_u95 / seconds,
-        "note": joined(node["note"], *others),
+        "note": join_texts(node["note"], *others),
     }  # fmt: skip
 
 

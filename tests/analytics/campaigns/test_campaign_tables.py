@@ -6,7 +6,7 @@ from make_campaign import campaign_of
 from powerd_analytics.campaign_views.all_tables import campaign_tables
 from powerd_analytics.campaign_views.campaign_page import pictures
 from powerd_analytics.campaigns.design import Guard
-from powerd_analytics.campaigns.guard import spoiled
+from powerd_analytics.campaigns.guard import discard_of
 from powerd_analytics.campaigns.journal import Discard, Result, total_row
 
 BOTH = {
@@ -82,9 +82,9 @@ def test_a_cell_has_the_money_of_its_training_at_each_cap(tmp_path):
 def test_a_run_in_another_room_temperature_does_not_count(tmp_path):
     guard = Guard(ambient_c=(18, 22))
     runs = [Result((total_row(1.0, 1.0) | {"ambient_c": degrees},)) for degrees in (17.9, 18.0, 21.9, 24.0)]
-    assert [spoiled(run, guard) is not None for run in runs] == [True, False, False, True]
-    assert spoiled(runs[3], guard) == Discard("ambient", "24.0 degrees around it, 18 to 22 are wanted")
-    assert spoiled(Result((total_row(1.0, 1.0),)), guard) is None, "nothing measures it"
-    assert spoiled(runs[3], Guard(ambient_c=(18, 22), discard=("thermal",))) is None
+    assert [discard_of(run, guard) is not None for run in runs] == [True, False, False, True]
+    assert discard_of(runs[3], guard) == Discard("ambient", "24.0 degrees around it, 18 to 22 are wanted")
+    assert discard_of(Result((total_row(1.0, 1.0),)), guard) is None, "nothing measures it"
+    assert discard_of(runs[3], Guard(ambient_c=(18, 22), discard=("thermal",))) is None
     with pytest.raises(ValueError, match="two temperatures"):
         Guard(ambient_c=(22, 18))

@@ -12,7 +12,7 @@ from make_campaign import result
 
 from powerd_analytics.campaign_views.all_tables import campaign_tables
 from powerd_analytics.campaign_views.campaign_figures import Campaign
-from powerd_analytics.campaign_views.campaign_page import about
+from powerd_analytics.campaign_views.campaign_page import describe_campaign
 from powerd_analytics.campaigns import executors
 from powerd_analytics.campaigns.campaign_file import design_of
 from powerd_analytics.campaigns.design import Design, Item
@@ -213,7 +213,7 @@ def _are_named(history: History, given_up: Mapping[str, object]) -> None:
         cell = DESIGN.cells_by_id[key.rpartition("-")[0]]
         assert f"{cell}, block {int(key.rpartition('-')[2]) + 1}: given up after 3 attempts" in notes
     assert ("--retry" in notes) == bool(given_up)
-    assert ("given up after" in " ".join(about(Campaign(DESIGN, history)))) == bool(given_up)
+    assert ("given up after" in " ".join(describe_campaign(Campaign(DESIGN, history)))) == bool(given_up)
 
 
 # -- the files that a command names ------------------------------------------------------------------------------------

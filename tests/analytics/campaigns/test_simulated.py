@@ -13,7 +13,7 @@ from powerd_analytics.campaign_views.campaign_figures import Campaign
 from powerd_analytics.campaign_views.findings import findings
 from powerd_analytics.campaigns.campaign_file import design_of
 from powerd_analytics.campaigns.journal import Journal, phase_row, read_history
-from powerd_analytics.campaigns.runner import Blocks, Runner, begin, piloted
+from powerd_analytics.campaigns.runner import Blocks, Runner, begin, run_pilot
 from powerd_analytics.campaigns.simulated import Simulated
 from powerd_analytics.cli import shared
 from powerd_analytics.frame.figure import Figure
@@ -45,7 +45,7 @@ def run(folder, **tables):
     design = design_of(document | tables)
     executor = Simulated.named(design, "sim:rtx6000")
     with Journal(folder) as journal:
-        design = piloted(begin(design, executor, journal), executor, journal)
+        design = run_pilot(begin(design, executor, journal), executor, journal)
         Runner(design, Blocks(design), Simulated.named(design, "sim:rtx6000"), journal).run()
     return design, read_history(folder)
 

@@ -10,8 +10,8 @@ from command import joules
 from hypothesis import given
 from hypothesis import strategies as st
 
-from powerd_analytics.frame.figures import rows_of, run_frame, together
-from powerd_analytics.frame.repeats import averaged
+from powerd_analytics.frame.figures import concat_frames, rows_of, run_frame
+from powerd_analytics.frame.repeats import average_repeats
 from powerd_analytics.run_tables.table import phase_table
 from powerd_analytics.runs.run import read_run
 from powerd_client.record.csv_import import (
@@ -375,7 +375,7 @@ def test_imports_of_equal_logs_under_other_names_are_repeats(tmp_path, monkeypat
         monkeypatch.setattr("sys.argv", ["joules", "import", str(power), "--phases", str(phases), "-o", str(out)])
         import_csv(power, phases, out, card)
         frames.append(run_frame(out))
-    (mean,) = (row for row in rows_of(averaged(together(frames))) if row["kind"] == "phase")
+    (mean,) = (row for row in rows_of(average_repeats(concat_frames(frames))) if row["kind"] == "phase")
     assert mean["runs"] == 3
     assert mean["j_per_batch"] == pytest.approx(100)
     assert mean["u95_j"] == pytest.approx(4.303 * 2 / 3**0.5, rel=0.01)  # Student's t of two degrees of freedom

@@ -14,7 +14,7 @@ from command import refused
 from make_campaign import one_run
 
 from powerd_analytics import cli
-from powerd_analytics.cli.all_commands import OLD_NAMES, renewed
+from powerd_analytics.cli.all_commands import OLD_NAMES, replace_old_names
 from powerd_analytics.cli.app import app
 from powerd_analytics.cli.shared import harmless_output, put_out, write
 from powerd_analytics.cli.start import main
@@ -134,13 +134,13 @@ def test_names_of_the_release_before_work_and_say_the_new_one(
 
 
 def test_options_that_have_another_name_now_work_too() -> None:
-    assert renewed(["uncertainty", "r.h5", "--phase", "forward"])[0] == [
+    assert replace_old_names(["uncertainty", "r.h5", "--phase", "forward"])[0] == [
         "tables", "--table", "uncertainty", "r.h5", "--where", "phase=forward",
     ]  # fmt: skip
-    assert renewed(["layers", "r.h5", "--model=a", "--format=csv"])[0] == [
+    assert replace_old_names(["layers", "r.h5", "--model=a", "--format=csv"])[0] == [
         "tables", "--table", "layers", "r.h5", "--where", "model=a", "--format", "csv",
     ]  # fmt: skip
-    assert renewed(["index", "runs", "-o", "i.parquet"])[0] == ["query", "runs", "--index", "i.parquet"]
+    assert replace_old_names(["index", "runs", "-o", "i.parquet"])[0] == ["query", "runs", "--index", "i.parquet"]
 
 
 FULL = Path("/dev/full")

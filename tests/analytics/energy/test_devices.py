@@ -13,7 +13,7 @@ from powerd_analytics.energy.devices import (
     whole_of,
 )
 from powerd_analytics.energy.uncertainty import MEAN_COLUMNS, sum_of
-from powerd_analytics.runs.phases import merged, overlapping
+from powerd_analytics.runs.phases import any_overlap, merge_intervals
 from powerd_analytics.runs.run import read_run
 from powerd_analytics.runs.signals import plain_j
 
@@ -40,17 +40,17 @@ def test_intervals_in_any_order_are_merged_as_in_order(intervals):
     begin = np.array([b for b, _ in intervals], np.int64)
     end = begin + np.array([n for _, n in intervals], np.int64)
     order = np.argsort(begin, kind="stable")
-    for a, b in zip(merged(begin, end), merged(begin[order], end[order]), strict=True):
+    for a, b in zip(merge_intervals(begin, end), merge_intervals(begin[order], end[order]), strict=True):
         np.testing.assert_array_equal(a, b)
-    assert overlapping(begin, end) == overlapping(begin[order], end[order])
+    assert any_overlap(begin, end) == any_overlap(begin[order], end[order])
     covered = {x for b, e in zip(begin.tolist(), end.tolist(), strict=True) for x in range(2 * b, 2 * e + 1)}
-    assert {x for b, e in zip(*merged(begin, end), strict=True) for x in range(2 * b, 2 * e + 1)} == covered
+    assert {x for b, e in zip(*merge_intervals(begin, end), strict=True) for x in range(2 * b, 2 * e + 1)} == covered
 
 
 def test_many_intervals_together_are_the_sum_of_all(run):
     (part,) = load_parts(run, in_memory=0, slice_size=1000)
     which = part_phase_energies(run, part).resolvable & (run.phases.depth == run.phases.depth.max())
-    begin, end = merged(run.phases.begin_ns[which], run.phases.end_ns[which] - MS)
+    begin, end = merge_intervals(run.phases.begin_ns[which], run.phases.end_ns[which] - MS)
     columns, whole = interval_energies(part, begin, end), whole_of(part, begin, end)
     assert whole.energy == sum_of(*(getattr(columns, name) for name in MEAN_COLUMNS))
     assert whole.missing_s == columns.missing_s.sum()

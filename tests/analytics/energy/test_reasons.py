@@ -10,7 +10,7 @@ from make_run import MS, LineSpec, PhaseSpec, S, make_run
 
 from powerd_analytics import phase_energies, phase_table, read_run
 from powerd_analytics.energy.devices import load_parts, part_phase_budget, part_phase_energies
-from powerd_analytics.energy.reasons import clipped
+from powerd_analytics.energy.reasons import find_clipping
 from powerd_analytics.frame.figures import frame_of, rows_of
 from powerd_analytics.output.export import to_markdown
 from powerd_analytics.run_tables.table import table_of
@@ -155,7 +155,7 @@ def test_readings_that_stay_in_the_file_tell_the_same(tmp_path: Path) -> None:
     assert np.array_equal(a.clipped_ns, b.clipped_ns)
     assert np.array_equal(a.clipped_low_ns, b.clipped_low_ns)
     edges = np.array([0]), np.array([10 * S])
-    assert clipped(whole, *edges) == clipped(sliced, *edges)
+    assert find_clipping(whole, *edges) == find_clipping(sliced, *edges)
     assert [r.note for r in table_of(run, [sliced]).phases] == [r.note for r in table_of(run, [whole]).phases]
 
 

@@ -37,7 +37,7 @@ def beginning_of(part):
     response = Response.of(signal)
     sample = regression.sample_of(signal, states, response)
     prior = regression.priors_of(sample, signal, states, response, 0.0)[0]
-    weighing = regression.trusted(sample, states, response, prior)
+    weighing = regression.initial_weighing(sample, states, response, prior)
     return prior, regression.design(sample, response, prior, weighing)
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.special import stdtrit
 
-from powerd_analytics.energy.uncertainty import expanded, student
+from powerd_analytics.energy.uncertainty import expanded_uncertainty, student
 from powerd_analytics.frame.figure import Figure
 from powerd_analytics.frame.means import mean_of_numbers, mean_of_ratios, mean_of_repeats
 
@@ -43,5 +43,5 @@ def test_ratios_have_their_geometric_mean():
 @given(st.floats(0.01, 10), st.floats(0, 10), st.floats(0, 1), st.integers(1, 30))
 def test_an_interval_is_never_less_than_that_of_the_spread_alone(spread, systematic, share, freedom):
     """Degrees of freedom grow with what is systematic: with little of it the interval once fell below."""
-    both = expanded(spread, systematic, share * systematic, freedom)
-    assert both >= expanded(spread, 0.0, 0.0, freedom) * (1 - 1e-12)
+    both = expanded_uncertainty(spread, systematic, share * systematic, freedom)
+    assert both >= expanded_uncertainty(spread, 0.0, 0.0, freedom) * (1 - 1e-12)

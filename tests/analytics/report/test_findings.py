@@ -8,7 +8,7 @@ from make_campaign import one_run
 from make_run import MS, LineSpec, PhaseSpec, make_run, training
 from page import report
 
-from powerd_analytics.frame.trainings import Length, prepared, read_runs
+from powerd_analytics.frame.trainings import Length, read_runs, with_sums
 from powerd_analytics.views.breakdown import breakdowns
 
 
@@ -60,7 +60,7 @@ def test_repeats_are_one_configuration_also_where_a_phase_is_resolved_in_some_al
     for i, period_ms in enumerate((2, 2, 60)):
         line = LineSpec("gpu0.a", tr.power(), period_ns=period_ms * MS)
         make_run(tmp_path / f"{i}.h5", [line], tr.phases, end_ns=tr.end_ns, run_id=f"id{i}")
-    frame = prepared(read_runs([tmp_path]), Length())
+    frame = with_sums(read_runs([tmp_path]), Length())
     updates = frame[(frame["kind"] == "phase") & (frame["phase"] == "update")]
     assert updates["j_per_batch"].notna().tolist() == [True, True, False]
     ((bar,),) = breakdowns(frame)
@@ -79,7 +79,7 @@ def test_an_iteration_of_several_models_is_one_bar(tmp_path):
         phases += [PhaseSpec("forward", begin + t * MS, begin + (t + 20) * MS, {"model": m}, at) for m, t in models]
     line = LineSpec("gpu0.a", lambda t: np.full(len(t), 100.0))
     run = make_run(tmp_path / "r.h5", [line], phases, end_ns=1000 * MS)
-    ((bar,),) = breakdowns(prepared(read_runs([run]), Length()))
+    ((bar,),) = breakdowns(with_sums(read_runs([run]), Length()))
     joules = {piece.phase: piece.energy_j for piece in bar.pieces}
     assert joules == {"forward D": pytest.approx(6.0), "forward G": pytest.approx(2.0)}
     assert (bar.energy_j, bar.rest_j) == (pytest.approx(10.0), pytest.approx(2.0))

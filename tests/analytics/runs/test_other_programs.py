@@ -10,10 +10,10 @@ from powerd_analytics import phase_table, read_run
 from powerd_analytics.campaign_views.all_tables import campaign_tables
 from powerd_analytics.campaign_views.campaign_figures import Campaign
 from powerd_analytics.campaigns.design import DISCARDS, Guard
-from powerd_analytics.campaigns.guard import spoiled
+from powerd_analytics.campaigns.guard import discard_of
 from powerd_analytics.cli import main
 from powerd_analytics.cli.info import describe_run, run_document
-from powerd_analytics.frame.figures import frame_of, rows_of, together
+from powerd_analytics.frame.figures import concat_frames, frame_of, rows_of
 from powerd_analytics.output.export import to_markdown
 from powerd_analytics.run_tables.closing_lines import result_lines
 from powerd_analytics.runs.ranks import other_programs
@@ -79,7 +79,7 @@ def test_it_is_said_of_the_run_and_in_the_frame(tmp_path):
 )
 def test_a_line_stands_under_every_table_of_several_runs(tmp_path, choice):
     runs = [run_of(tmp_path / f"{name}.h5", *events) for name, events in (("alone", (event(0),)), ("beside", ALICE))]
-    frame = together([frame_of(run, phase_table(run)) for run in runs])
+    frame = concat_frames([frame_of(run, phase_table(run)) for run in runs])
     if "pivot" in choice:
         choice = {"pivot": PivotRequest.parse(choice["pivot"])}
     tables = chosen_tables(frame, TableChoice(**choice))
@@ -123,7 +123,7 @@ def test_tables_of_a_campaign_say_it(tmp_path):
 def test_the_guard_of_a_campaign_knows_the_reason():
     assert "shared" in DISCARDS
     of_two = result(energy_j=1.0, time_s=1.0, shared=SENTENCE)
-    discard = spoiled(of_two, Guard())
+    discard = discard_of(of_two, Guard())
     assert (discard.reason, discard.text) == ("shared", SENTENCE)
-    assert spoiled(of_two, Guard(discard=("thermal",))) is None
-    assert spoiled(result(energy_j=1.0, time_s=1.0), Guard()) is None
+    assert discard_of(of_two, Guard(discard=("thermal",))) is None
+    assert discard_of(result(energy_j=1.0, time_s=1.0), Guard()) is None

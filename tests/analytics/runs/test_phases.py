@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from powerd_analytics.runs import phases as module
-from powerd_analytics.runs.phases import PhaseClass, as_range, crowded_classes, kept, read_phases
+from powerd_analytics.runs.phases import PhaseClass, as_range, crowded_classes, read_phases, select_phases
 
 KINDS = [
     {"name": "training", "attributes": {"batch_size": 8}, "timing": "host"},
@@ -64,7 +64,7 @@ def test_what_is_kept_stays_inside_what_is_kept(nest, data):
     kind, parent = nest
     which = np.array(data.draw(st.lists(st.booleans(), min_size=len(kind), max_size=len(kind))), bool)
     left = np.flatnonzero(which)
-    found = kept(read_phases(group_of(kind, parent)), which)
+    found = select_phases(read_phases(group_of(kind, parent)), which)
     assert found.begin_ns.tolist() == left.tolist()
     for new, old in zip(found.parent.tolist(), left, strict=True):
         assert new == (left.tolist().index(parent[old]) if parent[old] >= 0 and which[parent[old]] else -1)

@@ -11,7 +11,7 @@ from make_run import MS, LineSpec, make_run, training
 
 from powerd_analytics.cli.info import describe_run, run_document
 from powerd_analytics.run_tables.table import phase_table
-from powerd_analytics.runs.phases import kept
+from powerd_analytics.runs.phases import select_phases
 from powerd_analytics.runs.ranks import device_identity, ranks_of
 from powerd_analytics.runs.run import read_run
 
@@ -171,7 +171,7 @@ def test_whoever_uses_what_every_joule_is_counted_once(five_ranks, choice, with_
         five_ranks,
         processes=tuple(processes),
         devices={n: d for n, d in five_ranks.devices.items() if with_wall or n != "node"},
-        phases=kept(five_ranks.phases, five_ranks.phases.process < len(choice)),
+        phases=select_phases(five_ranks.phases, five_ranks.phases.process < len(choice)),
     )
     ranks, table = ranks_of(run), phase_table(run)
     for whole in table.runs:

@@ -13,7 +13,7 @@ from make_run import MS, LineSpec, PhaseSpec, make_run
 
 from powerd_analytics import cli
 from powerd_analytics.plots.power import envelope_of_many
-from powerd_analytics.run_tables.trace import power_of, summed
+from powerd_analytics.run_tables.trace import power_of, summed_power
 from powerd_analytics.runs import signals as slices
 from powerd_analytics.runs.run import LineReader, read_run
 from powerd_analytics.runs.signals import (
@@ -131,7 +131,7 @@ def test_sums_of_lines_are_the_same(signals, begin, length):
     for s in of_whole:
         total = total + np.interp(moments.astype(float), s.power()[0].astype(float), s.power()[1])
     np.testing.assert_allclose(watts, total[np.searchsorted(moments, t)], rtol=1e-9)
-    for a, b in zip(*(summed(s, (begin, begin + length), 50) for s in (of_whole, of_sliced)), strict=True):
+    for a, b in zip(*(summed_power(s, (begin, begin + length), 50) for s in (of_whole, of_sliced)), strict=True):
         np.testing.assert_allclose(b, a, rtol=1e-9)
 
 
