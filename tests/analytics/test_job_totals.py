@@ -60,6 +60,17 @@ def test_by_user_and_week_with_what_it_costs(nodes, capsys):
     assert float(measured["ana", "2026-W45"]["cost_eur"]) == pytest.approx(3500 / 3.6e6 * 0.3)
 
 
+def test_the_hours_in_which_a_gpu_was_held_cost_too(nodes, capsys):
+    of_gpus = ("--price-per-gpu-hour", 2, "--currency", "EUR")
+    rows = {(r["job"], r["provenance"]): r for r in rows_of(capsys, nodes, *of_gpus)}
+    of_hours = 3 * 60 / 3600 * 2
+    assert float(rows["slurm 1", "measured"]["cost_eur"]) == pytest.approx(of_hours)
+    assert rows["slurm 2", "modelled share"]["cost_eur"] == ""  # a processor: nothing has a price
+    rows = {(r["job"], r["provenance"]): r for r in rows_of(capsys, nodes, *of_gpus, "--price-per-kwh", 0.3)}
+    assert float(rows["slurm 1", "measured"]["cost_eur"]) == pytest.approx(of_hours + 3500 / 3.6e6 * 0.3)
+    assert float(rows["slurm 2", "modelled share"]["cost_eur"]) == pytest.approx(10 / 3.6e6 * 0.3)
+
+
 @pytest.mark.parametrize(
     ("options", "accounts"),
     [

@@ -56,12 +56,13 @@ _FIGURES = (
            per=0.01),
     Column("idle_j", "number", "J", "joules of these seconds", "J idle"),
 )  # fmt: skip
+_IS_GPU = "device LIKE 'gpu%'"
 _SEEN = {
     **{name: f"max(nullif(\"{name}\", ''))" for name in _OF_JOBS},
     "begin_utc": "strftime(make_timestamp(CAST(min(begin_s) * 1e6 AS BIGINT)), '%Y-%m-%d %H:%M:%S')",
     "hours": "(max(end_s) - min(begin_s)) / 3600",
     "exit": "max(nullif(exit, ''))",
-    "gpus": "count(DISTINCT node || device) FILTER (device LIKE 'gpu%')",
+    "gpus": f"count(DISTINCT node || device) FILTER ({_IS_GPU})",
     "jobs": "count(DISTINCT nullif(job, ''))",
 }
 """How SQL finds what is told of the jobs of a row."""
@@ -117,6 +118,8 @@ def job_totals(files: Sequence[str], request: JobRequest) -> Table:
     columns = [told.get(name, Column(name)) for name in names]
     columns += [*_FIGURES, *(column(name) for name in request.factors.columns)]
     notes = [*request.factors.notes]
+    if request.factors.price_per_gpu_hour is not None:
+        notes.append("an hour of a GPU that jobs share counts for each of them")
     if len(shown) < len(rows):
         notes.append(f"the {len(shown)} of {len(rows)} rows with the most joules")
     table = make_table("jobs", f"joules by {' and '.join(request.by)}", columns, shown, notes, ())
@@ -131,7 +134,8 @@ def _row(record: dict[str, Any], factors: Factors) -> dict[str, Any]:
     }
     if energy_j is not None:
         u95_j = NORMAL * float((record["u_shared_j"] ** 2 + record["u_random_j2"]) ** 0.5)
-        figures |= {"u95_j": u95_j, "energy_wh": energy_j / 3600, **factors.of(energy_j, u95_j), **factors.texts}
+        figures |= {"u95_j": u95_j, "energy_wh": energy_j / 3600, **factors.texts}
+        figures |= factors.of(energy_j, u95_j, record["gpu_s"])
     return record | figures
 
 
@@ -144,6 +148,7 @@ def _asked(
     sql = (
         f"SELECT {keys}, {seen}, provenance, sum(energy_j) AS energy_j, sum(u_shared_j) AS u_shared_j, "
         "sum(u_random_j * u_random_j) AS u_random_j2, sum(time_s) AS device_s, sum(missing_s) AS missing_s, "
+        f"sum(time_s) FILTER ({_IS_GPU}) AS gpu_s, "
         "sum(idle_j) AS idle_j, sum(idle_s) AS idle_s, sum(idle_known_s) AS idle_known_s "
         f"FROM read_parquet(?){where} GROUP BY {', '.join(map(str, range(1, len(by) + 1)))}, provenance ORDER BY ALL"
     )
