@@ -129,3 +129,38 @@ def test_phases_of_a_jobs_runs(nodes, tmp_path, capsys):
     code, _, err = joules(capsys, "jobs", nodes, "--by", "week", "--index", tmp_path / "runs")
     assert code == 2
     assert "whole jobs" in err
+
+
+def test_only_devices_that_a_job_held_count_in_its_phases(nodes, tmp_path, capsys):
+    """Job 2 held gpu0 of n2 and a share of its processor; gpu1 of n1 was held by job 1 alone."""
+    tr = training((64,), 8)
+    (tmp_path / "runs").mkdir()
+
+    def recorded(name, host, job, devices):
+        lines = [LineSpec(f"{device}.a", tr.power(), device=device) for device in devices]
+        about = json.dumps({"host": host, "job_id": job})
+        make_run(tmp_path / "runs" / name, lines, tr.phases, end_ns=tr.end_ns, environment=about)
+
+    def asked(*options):
+        assert joules(capsys, "query", tmp_path / "runs", "--jobs", 1)[0] == 0
+        code, out, _ = joules(capsys, "jobs", nodes, "--index", tmp_path / "runs", *options)
+        assert code == 0
+        return out
+
+    def of_iterations():
+        rows = csv.DictReader(io.StringIO(asked("--by", "user", "--format", "csv")))
+        iterations = [row for row in rows if row["phase_path"].endswith("iteration")]
+        return {row["user"]: (int(row["phases"]), float(row["energy_j"])) for row in iterations}
+
+    recorded("a.h5", "n1", "1", ["gpu0"])
+    n, energy_j = of_iterations()["ana"]
+    recorded("a.h5", "n1", "1", ["gpu0", "gpu1"])
+    recorded("b.h5", "n1", "2", ["gpu0", "gpu1"])  # on a node where it held nothing
+    recorded("c.h5", "n2", "2", ["gpu0", "cpu0", "wall"])
+    found = of_iterations()
+    assert found["ana"] == (n, pytest.approx(2 * energy_j))
+    assert found["bob"] == (n, pytest.approx(3 * energy_j))
+    out = " ".join(asked().split())
+    assert "gpu0 of n1, gpu1 of n1: left out where its job did not hold it" in out
+    assert "wall of n2: the accounting does not know it: all that was recorded of it counts" in out
+    assert "cpu0 of n2: of a processor a job has a share" in out

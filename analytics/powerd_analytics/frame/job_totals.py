@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import datetime
 import re
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from powerd_analytics.energy.uncertainty import NORMAL
 from powerd_analytics.frame.costs import Factors
 from powerd_analytics.frame.figures import column
-from powerd_analytics.frame.index import open_index
+from powerd_analytics.frame.index import OF_JOB, WHOLE, open_index
 from powerd_analytics.output.export import Column, Table, make_table, with_provenance
+from powerd_analytics.output.text import first_of
+from powerd_client.accounting.jobs import is_processor
 from powerd_client.host.log import install_hint
 from powerd_core.errors import AnalysisError, ConfigError, RunFileError
 from powerd_core.text import did_you_mean, printable
@@ -184,31 +187,97 @@ _PHASES = (
 
 def phase_totals(files: Sequence[str], index: Path, request: JobRequest) -> Table:
     """Joules by phase of the jobs whose runs an index has, joined by the job's id and named by what the jobs' files say
-    of it. Phases inside others are rows of their own, and part of those around them."""
+    of it: those of the devices that the job held. Phases inside others are rows of their own, and part of those around
+    them."""
     keys = [name for name in request.by if name not in ("node", "device", "day", "week", "month")]
     if len(keys) < len(request.by):
         raise ConfigError("phases are of whole jobs: with --index, --by takes job, name, user, account and partition")
     sql = "SELECT DISTINCT id, job, name, \"user\", account, partition FROM read_parquet(?) WHERE id <> ''"
-    known = ask(sql, files)
-    of_id = {row["id"]: row for row in known}
-    opened = open_index(index)
-    rows = opened.table(("kind", "job_id", "phase_path", "device", "provenance", "n", "j_per_batch")).to_pylist()
-    sums: dict[tuple[Any, ...], list[float]] = {}
-    for row in rows:
+    of_id = {row["id"]: row for row in ask(sql, files)}
+    opened, holders = open_index(index), _Holders.of(files)
+    sums: dict[tuple[Any, ...], _Sum] = {}
+    for row in opened.table(_OF_PHASES).to_pylist():
         job = of_id.get(row["job_id"])
-        if row["kind"] != "phase" or job is None or row["j_per_batch"] is None or not row["n"]:
+        is_own = row["kind"] == "phase" and row[OF_JOB] != WHOLE  # whose parts are rows too
+        if not is_own or job is None or row["j_per_batch"] is None or not row["n"] or not holders.counts(row):
             continue
         key = (*(job[name] for name in keys), row["phase_path"], row["provenance"])
-        own = sums.setdefault(key, [0, 0.0])
-        own[0] += row["n"]
-        own[1] += row["n"] * row["j_per_batch"]
-    lines = [(*key, *own) for key, own in sorted(sums.items(), key=lambda item: tuple(map(str, item[0])))]
+        sums.setdefault(key, _Sum()).add(row)
+    of_key = sorted(sums.items(), key=lambda item: tuple(map(str, item[0])))
+    lines = [(*key, own.phases, own.energy_j) for key, own in of_key]
     if request.top is not None:
         lines = sorted(lines, key=lambda line: -line[-1])[: request.top]
     columns = [*(Column(name) for name in keys), *_PHASES]
-    notes = [f"by the run files of {opened.path}; phases inside others are part of those"]
+    notes = [f"by the run files of {opened.path}; phases inside others are part of those", *holders.notes]
     table = make_table("phases", f"joules by {', '.join(keys)} and phase", columns, lines, notes, ())
     return with_provenance(table, {str(line[-3]) for line in lines})
+
+
+_OF_PHASES = ("kind", OF_JOB, "path", "host", "job_id", "phase_path", "device", "provenance", "n", "j_per_batch")
+
+
+@dataclass(slots=True)
+class _Sum:
+    """Of one kind of phase of some runs."""
+
+    energy_j: float = 0.0
+    _ended: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """By run file and device: a phase is one, on however many devices it took joules."""
+
+    def add(self, row: dict[str, Any]) -> None:
+        self.energy_j += row["n"] * row["j_per_batch"]
+        self._ended[row["path"], row["device"]] += row["n"]
+
+    @property
+    def phases(self) -> int:
+        of_run: dict[str, int] = {}
+        for (path, _), n in self._ended.items():
+            of_run[path] = max(of_run.get(path, 0), n)
+        return sum(of_run.values())
+
+
+@dataclass(slots=True)
+class _Holders:
+    """Which devices of which nodes the accounting knows, and which of them each job held."""
+
+    known: set[tuple[str, str]]
+    """Node and device."""
+    held: set[tuple[str, str, str]]
+    """The job's id, node and device."""
+    _left_out: set[str] = field(default_factory=set)
+    _unknown: set[str] = field(default_factory=set)
+    _whole: set[str] = field(default_factory=set)
+
+    @classmethod
+    def of(cls, files: Sequence[str]) -> _Holders:
+        known, held = set(), set()
+        for row in ask("SELECT DISTINCT id, node, device, gpus FROM read_parquet(?)", files):
+            devices = {row["device"], *(row["gpus"] or "").split(",")} - {None, ""}
+            known |= {(row["node"], device) for device in devices}
+            held |= {(row["id"], row["node"], device) for device in devices}
+        return cls(known, held)
+
+    def counts(self, row: dict[str, Any]) -> bool:
+        """Whether the joules of a phase on a device are those of its job."""
+        at, name = (row["host"], row["device"]), f"{row['device']} of {row['host']}"
+        if at not in self.known:
+            self._unknown.add(name)
+        elif (row["job_id"], *at) not in self.held:
+            self._left_out.add(name)
+            return False
+        elif is_processor(row["device"]):
+            self._whole.add(name)
+        return True
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader must know of the devices."""
+        told = (
+            ("left out where its job did not hold it", self._left_out),
+            ("the accounting does not know it: all that was recorded of it counts", self._unknown),
+            ("of a processor a job has a share, and all that was recorded of it counts", self._whole),
+        )
+        return [f"{first_of(sorted(names), ', ')}: {text}" for text, names in told if names]
 
 
 def first_day(date: str) -> datetime.date:
