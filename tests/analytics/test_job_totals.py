@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -110,6 +111,48 @@ def test_what_is_asked_wrongly(nodes, capsys, options, text):
     code, _, err = joules(capsys, "jobs", nodes, *options)
     assert (code, err.count("\n")) == (2, 1)
     assert text in err
+
+
+def refused(capsys, *arguments):
+    code, _, err = joules(capsys, "jobs", *arguments)
+    assert (code, err.count("\n")) == (2, 1)
+    return err
+
+
+def test_a_copy_of_a_nodes_folder_is_refused(tmp_path, capsys):
+    write_node(tmp_path / "n01", "n01")
+    write_node(tmp_path / "n02", "n02")  # another node's file may have the same name
+    assert len(rows_of(capsys, tmp_path, "--by", "node")) == 2
+    shutil.copytree(tmp_path / "n01", tmp_path / "n01.bak")
+    err = refused(capsys, tmp_path)
+    assert f"{tmp_path}/n01/jobs/" in err
+    assert f"{tmp_path}/n01.bak/jobs/" in err
+    assert "given twice" in refused(capsys, tmp_path / "n02", tmp_path / "n02" / "jobs")
+
+
+@pytest.mark.parametrize(
+    ("folders", "begin", "is_twice"),
+    [(("a", "b"), 0, True), (("a", "b"), 990, False), (("a", "a"), 990, False), (("a", "a"), 900, True)],
+)
+def test_two_accountings_of_a_node_share_no_seconds(tmp_path, capsys, folders, begin, is_twice):
+    """One that has lost its database goes on in other files; the ten seconds are a clock that was set meanwhile."""
+    write_node(tmp_path / folders[0], "n1", generation="00aa", seconds=range(1000))
+    write_node(tmp_path / folders[1], "n1", generation="00bb", seconds=range(begin, 2000))
+    if is_twice:
+        err = refused(capsys, tmp_path)
+        assert f"both have {1000 - begin:,} seconds of 2026-11-02 of gpu0 of n1" in err
+        assert f"{tmp_path}/{folders[1]}/jobs/2026-11-00bb.parquet" in err
+    else:
+        (row,) = rows_of(capsys, tmp_path, "--by", "node")
+        assert float(row["energy_j"]) == 4 * 3600
+
+
+def test_two_accountings_without_their_seconds_are_told(tmp_path, capsys):
+    write_node(tmp_path, "n1", generation="00aa")
+    write_node(tmp_path, "n1", generation="00bb")
+    code, out, _ = joules(capsys, "jobs", tmp_path)
+    assert code == 0
+    assert "several accountings of n1 on 2026-11-02: without their files of seconds" in " ".join(out.split())
 
 
 def test_phases_of_a_jobs_runs(nodes, tmp_path, capsys):

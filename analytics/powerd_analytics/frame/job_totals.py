@@ -8,6 +8,7 @@ quadrature.
 from __future__ import annotations
 
 import datetime
+import os
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -39,7 +40,7 @@ BY = {
 }
 """What rows can be of, and how SQL finds it in a row of a job and day."""
 _FILE = re.compile(r"\d{4}-\d\d-[0-9a-f]{4}\.parquet")
-_FOLDER = "jobs"
+_FOLDER, _SECONDS = "jobs", "seconds"
 _COLUMNS_OF_JOB = (
     *(Column(name) for name in _OF_JOBS),
     Column("begin_utc", meaning="when it began", heading="begin (UTC)"),
@@ -107,11 +108,87 @@ def job_files(places: Sequence[str]) -> list[str]:
         if not found:
             raise RunFileError(f"{place}: powerd-accounting has left no files of jobs there or below")
         files += found
+    seen = set[str]()
+    for path in (path for path in files if "://" not in path):
+        place = os.path.realpath(path)
+        if place in seen:
+            raise RunFileError(f"{path} is given twice: its joules count once")
+        seen.add(place)
     return files
 
 
+# -- each second counts once -------------------------------------------------------------------------------------------
+
+_TWICE_S = 60
+"""So many seconds that two accountings have are no clock that was set between them."""
+
+
+def check_counted_once(files: Sequence[str]) -> list[str]:
+    """Raises `RunFileError` where two files have the same seconds of a device: a copy of a node's folder, or two
+    accountings of one node. Returns a note where that cannot be told.
+
+    An accounting that has lost its database begins another file of the same month (`days.publish`), of other seconds.
+    """
+    of_month: dict[tuple[str, str], dict[str, str]] = {}
+    for row in ask("SELECT DISTINCT node, filename FROM read_parquet(?, filename = true) ORDER BY ALL", files):
+        node, path = row["node"], row["filename"]
+        name = path.rpartition("/")[2]
+        other = of_month.setdefault((node, name[:7]), {}).setdefault(name, path)
+        if other != path:
+            raise RunFileError(f"{other} and {path} are one file of {node}, which would count twice: leave one out")
+    several = [path for own in of_month.values() if len(own) > 1 for path in own.values()]
+    return _check_seconds(several) if several else []
+
+
+def _check_seconds(files: Sequence[str]) -> list[str]:
+    """Of nodes and months of which there are several files."""
+    sql = (
+        "SELECT node, strftime(day, '%Y-%m-%d') AS day, list(DISTINCT filename) AS files "
+        "FROM read_parquet(?, filename = true) WHERE device IS NOT NULL "
+        "GROUP BY node, day, device HAVING count(DISTINCT filename) > 1 ORDER BY node, day, device"
+    )
+    of_day: dict[tuple[str, str], set[str]] = {}
+    for row in ask(sql, files):
+        of_day.setdefault((row["node"], row["day"]), set()).update(row["files"])
+    untold = []
+    for (node, day), paths in of_day.items():
+        seconds = {path: _seconds_of(path, day) for path in sorted(paths)}
+        if not all(seconds.values()):
+            untold.append(f"{node} on {day}")
+            continue
+        for twice in ask(_TWICE, [path for own in seconds.values() for path in own]):
+            raise RunFileError(
+                f"{' and '.join(seconds)} both have {twice['n']:,} seconds of {day} of {twice['device']} of {node}, "
+                "which would count twice: leave one out, or give two nodes two names (--node)"
+            )
+    text = "without their files of seconds nobody can tell whether joules count twice"
+    return [f"several accountings of {first_of(untold, ', ')}: {text}"] if untold else []
+
+
+_TWICE = (
+    "SELECT device, count(*) AS n FROM (SELECT device, second, count(DISTINCT split_part(filename, '-', -2)) AS files "
+    "FROM read_parquet(?, filename = true) WHERE time_s > missing_s GROUP BY ALL) "
+    f"WHERE files > 1 GROUP BY device HAVING n >= {_TWICE_S} ORDER BY device"
+)
+"""Seconds of devices with readings by two accountings. Files of seconds are called DAY-ACCOUNTING-NUMBER."""
+
+
+def _seconds_of(path: str, day: str) -> list[str]:
+    """The files of a day that belong to a file of jobs; none of a bucket."""
+    if "://" in path:
+        return []
+    of_jobs = Path(path)
+    generation = of_jobs.stem.rpartition("-")[2]
+    return sorted(map(str, (of_jobs.absolute().parents[1] / _SECONDS).glob(f"{day}-{generation}-*.parquet")))
+
+
+# -- a table -----------------------------------------------------------------------------------------------------------
+
+
 def job_totals(files: Sequence[str], request: JobRequest) -> Table:
-    """A row for each combination of ``request.by`` and provenance. Raises `AnalysisError` and `ConfigError`."""
+    """A row for each combination of ``request.by`` and provenance. Raises `AnalysisError`, `ConfigError`, and
+    `RunFileError` where files would count twice."""
+    notes_of_files = check_counted_once(files)
     is_by_job = "job" in request.by
     of_job = _COLUMNS_OF_JOB if is_by_job else _COLUMNS_OF_SEVERAL
     names = dict.fromkeys((*request.by, *(column.name for column in of_job)))
@@ -120,7 +197,7 @@ def job_totals(files: Sequence[str], request: JobRequest) -> Table:
     told = {column.name: column for column in of_job}
     columns = [told.get(name, Column(name)) for name in names]
     columns += [*_FIGURES, *(column(name) for name in request.factors.columns)]
-    notes = [*request.factors.notes]
+    notes = [*request.factors.notes, *notes_of_files]
     if request.factors.price_per_gpu_hour is not None:
         notes.append("an hour of a GPU that jobs share counts for each of them")
     if len(shown) < len(rows):
