@@ -1,8 +1,10 @@
 """`joules jobs`: sums of many nodes by DuckDB, against sums made by hand."""
 
 import csv
+import errno
 import io
 import json
+import os
 import shutil
 
 import numpy as np
@@ -111,6 +113,23 @@ def test_what_is_asked_wrongly(nodes, capsys, options, text):
     code, _, err = joules(capsys, "jobs", nodes, *options)
     assert (code, err.count("\n")) == (2, 1)
     assert text in err
+
+
+def test_a_folder_that_may_not_be_read_is_named(tmp_path, capsys, monkeypatch):
+    for node in ("n1", "n2"):
+        write_node(tmp_path / node, node)
+    scandir, asked = os.scandir, []
+
+    def forbidding(path):
+        if path == str(tmp_path / "n2"):
+            asked.append(path)
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", forbidding)  # root, as whom tests may run, reads everything
+    for place in (tmp_path, tmp_path / "n2"):
+        assert f"{tmp_path}/n2 cannot be read: Permission denied" in refused(capsys, place)
+    assert len(asked) == 2
 
 
 def refused(capsys, *arguments):

@@ -95,16 +95,14 @@ class JobRequest:
 def job_files(places: Sequence[str]) -> list[str]:
     """The files of jobs below folders of nodes, or of a bucket (``s3://...``, which DuckDB looks through).
 
-    Raises `RunFileError` where there are none.
+    Raises `RunFileError` where there are none, for a folder that may not be read, and for a file that is given twice.
     """
     files: list[str] = []
     for place in places:
         if "://" in place:
             files.append(f"{place.rstrip('/')}/**/{_FOLDER}/*.parquet")
             continue
-        found = sorted(
-            str(path) for path in Path(place).rglob(f"{_FOLDER}/*.parquet") if _FILE.fullmatch(path.name)
-        ) or sorted(str(path) for path in Path(place).glob("*.parquet") if _FILE.fullmatch(path.name))
+        found = _files_below(place)
         if not found:
             raise RunFileError(f"{place}: powerd-accounting has left no files of jobs there or below")
         files += found
@@ -115,6 +113,20 @@ def job_files(places: Sequence[str]) -> list[str]:
             raise RunFileError(f"{path} is given twice: its joules count once")
         seen.add(place)
     return files
+
+
+def _files_below(place: str) -> list[str]:
+    """In the folder itself, and in those called ``jobs`` below it; hidden ones are nobody's node."""
+
+    def refused(error: OSError) -> None:
+        raise RunFileError(f"{error.filename} cannot be read: {error.strerror or error}") from error
+
+    found: list[Path] = []
+    for folder, folders, names in os.walk(place, onerror=refused):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        if folder == place or Path(folder).name == _FOLDER:
+            found += [Path(folder, name) for name in sorted(names) if _FILE.fullmatch(name)]
+    return list(map(str, found))
 
 
 # -- each second counts once -------------------------------------------------------------------------------------------
