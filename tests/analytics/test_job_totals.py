@@ -5,7 +5,9 @@ import errno
 import io
 import json
 import os
+import shlex
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -79,12 +81,27 @@ def test_the_hours_in_which_a_gpu_was_held_cost_too(nodes, capsys):
     [
         ((), {"p7": 3507, "p8": 300, "no job": 50}),
         (("--since", "2026-11-03"), {"p7": 7, "p8": 300}),
+        (("--since", "2026-11-03", "--until", "2026-11-08"), {"p8": 300}),
+        (("--until", "2026-11-03"), {"p7": 3500, "p8": 300, "no job": 50}),
         (("--top", 1), {"p7": 3507}),
     ],
 )
 def test_accounts(nodes, capsys, options, accounts):
     rows = rows_of(capsys, nodes, "--by", "account", *options)
     assert {r["account"]: float(r["energy_j"]) for r in rows if r["provenance"] == "measured"} == accounts
+
+
+def test_the_page_closes_a_month(nodes, tmp_path, capsys):
+    text = (Path(__file__).parents[2] / "docs/howto/cluster.md").read_text().replace("\\\n", " ")
+    (line,) = (line for line in text.splitlines() if line.endswith("-o november.csv"))
+    words = shlex.split(line)[3:]
+    assert (words[0], words[-1]) == ("nodes/", "november.csv")
+    words[0], words[-1] = str(nodes), str(tmp_path / "november.csv")
+    assert joules(capsys, "jobs", *words)[::2] == (0, "")
+    rows = list(csv.DictReader((tmp_path / "november.csv").read_text().splitlines()))
+    (p7,) = (row for row in rows if row["account"] == "p7")
+    assert float(p7["cost_eur"]) == pytest.approx(3507 / 3.6e6 * 0.3)
+    assert "Germany" in p7["co2_source"]
 
 
 def test_one_node_a_sum_over_it_and_what_is_told_of_kinds(nodes, capsys):
@@ -105,6 +122,8 @@ def test_a_job_without_readings_is_there_and_has_no_joules(tmp_path, capsys):
     [
         (("--by", "usr"), "did you mean 'user'"),
         (("--since", "yesterday"), "write a day"),
+        (("--until", "2026-11"), "--until 2026-11: write a day"),
+        (("--since", "2026-11-03", "--until", "2026-11-02"), "--until 2026-11-02 is before"),
         (("--top", "0"), "1 or more"),
         (("--price-per-kwh", "-1"), "0 or more"),
     ],

@@ -82,6 +82,8 @@ class JobRequest:
     by: tuple[str, ...] = ("job",)
     since: datetime.date | None = None
     """The first day of UTC that counts."""
+    until: datetime.date | None = None
+    """The last one."""
     top: int | None = None
     """So many rows with the most joules."""
     factors: Factors = NOTHING_ASKED
@@ -90,6 +92,14 @@ class JobRequest:
         for name in self.by:
             if name not in BY:
                 raise ConfigError(f"--by {printable(name, limit=60)}: there is no such thing{did_you_mean(name, BY)}")
+        if self.since is not None and self.until is not None and self.until < self.since:
+            raise ConfigError(f"--until {self.until} is before --since {self.since}")
+
+    @property
+    def days(self) -> str:
+        """A condition of SQL for the days that count."""
+        bounds = ((">=", self.since), ("<=", self.until))
+        return " AND ".join(["true", *(f"day {than} DATE '{day}'" for than, day in bounds if day is not None)])
 
 
 def job_files(places: Sequence[str]) -> list[str]:
@@ -135,7 +145,7 @@ _TWICE_S = 60
 """So many seconds that two accountings have are no clock that was set between them."""
 
 
-def check_counted_once(files: Sequence[str]) -> list[str]:
+def check_counted_once(files: Sequence[str], days: str) -> list[str]:
     """Raises `RunFileError` where two files have the same seconds of a device: a copy of a node's folder, or two
     accountings of one node. Returns a note where that cannot be told.
 
@@ -149,14 +159,14 @@ def check_counted_once(files: Sequence[str]) -> list[str]:
         if other != path:
             raise RunFileError(f"{other} and {path} are one file of {node}, which would count twice: leave one out")
     several = [path for own in of_month.values() if len(own) > 1 for path in own.values()]
-    return _check_seconds(several) if several else []
+    return _check_seconds(several, days) if several else []
 
 
-def _check_seconds(files: Sequence[str]) -> list[str]:
+def _check_seconds(files: Sequence[str], days: str) -> list[str]:
     """Of nodes and months of which there are several files."""
     sql = (
         "SELECT node, strftime(day, '%Y-%m-%d') AS day, list(DISTINCT filename) AS files "
-        "FROM read_parquet(?, filename = true) WHERE device IS NOT NULL "
+        f"FROM read_parquet(?, filename = true) WHERE device IS NOT NULL AND {days} "
         "GROUP BY node, day, device HAVING count(DISTINCT filename) > 1 ORDER BY node, day, device"
     )
     of_day: dict[tuple[str, str], set[str]] = {}
@@ -200,11 +210,11 @@ def _seconds_of(path: str, day: str) -> list[str]:
 def job_totals(files: Sequence[str], request: JobRequest) -> Table:
     """A row for each combination of ``request.by`` and provenance. Raises `AnalysisError`, `ConfigError`, and
     `RunFileError` where files would count twice."""
-    notes_of_files = check_counted_once(files)
+    notes_of_files = check_counted_once(files, request.days)
     is_by_job = "job" in request.by
     of_job = _COLUMNS_OF_JOB if is_by_job else _COLUMNS_OF_SEVERAL
     names = dict.fromkeys((*request.by, *(column.name for column in of_job)))
-    rows = [_row(record, request.factors) for record in _asked(files, request.by, of_job, request.since)]
+    rows = [_row(record, request.factors) for record in _asked(files, request.by, of_job, request.days)]
     shown = rows if request.top is None else sorted(rows, key=lambda r: -(r["energy_j"] or 0.0))[: request.top]
     told = {column.name: column for column in of_job}
     columns = [told.get(name, Column(name)) for name in names]
@@ -231,18 +241,16 @@ def _row(record: dict[str, Any], factors: Factors) -> dict[str, Any]:
     return record | figures
 
 
-def _asked(
-    files: Sequence[str], by: Sequence[str], of_job: Sequence[Column], since: datetime.date | None
-) -> list[dict[str, Any]]:
+def _asked(files: Sequence[str], by: Sequence[str], of_job: Sequence[Column], days: str) -> list[dict[str, Any]]:
     keys = ", ".join(f'{BY[name]} AS "{name}"' for name in by)
     seen = ", ".join(f'{_SEEN[c.name]} AS "{c.name}"' for c in of_job if c.name not in by)
-    where = "" if since is None else f" WHERE day >= DATE '{since.isoformat()}'"
     sql = (
         f"SELECT {keys}, {seen}, provenance, sum(energy_j) AS energy_j, sum(u_shared_j) AS u_shared_j, "
         "sum(u_random_j * u_random_j) AS u_random_j2, sum(time_s) AS device_s, sum(missing_s) AS missing_s, "
         f"sum(time_s) FILTER ({_IS_GPU}) AS gpu_s, "
         "sum(idle_j) AS idle_j, sum(idle_s) AS idle_s, sum(idle_known_s) AS idle_known_s "
-        f"FROM read_parquet(?){where} GROUP BY {', '.join(map(str, range(1, len(by) + 1)))}, provenance ORDER BY ALL"
+        f"FROM read_parquet(?) WHERE {days} "
+        f"GROUP BY {', '.join(map(str, range(1, len(by) + 1)))}, provenance ORDER BY ALL"
     )
     return ask(sql, files)
 
@@ -281,8 +289,8 @@ def phase_totals(files: Sequence[str], index: Path, request: JobRequest) -> Tabl
     keys = [name for name in request.by if name not in ("node", "device", "day", "week", "month")]
     if len(keys) < len(request.by):
         raise ConfigError("phases are of whole jobs: with --index, --by takes job, name, user, account and partition")
-    sql = "SELECT DISTINCT id, job, name, \"user\", account, partition FROM read_parquet(?) WHERE id <> ''"
-    of_id = {row["id"]: row for row in ask(sql, files)}
+    sql = "SELECT DISTINCT id, job, name, \"user\", account, partition FROM read_parquet(?) WHERE id <> '' AND "
+    of_id = {row["id"]: row for row in ask(sql + request.days, files)}
     opened, holders = open_index(index), _Holders.of(files)
     sums: dict[tuple[Any, ...], _Sum] = {}
     for row in opened.table(_OF_PHASES).to_pylist():
@@ -369,9 +377,9 @@ class _Holders:
         return [f"{first_of(sorted(names), ', ')}: {text}" for text, names in told if names]
 
 
-def first_day(date: str) -> datetime.date:
-    """A day as ``--since`` takes it. Raises `ConfigError`."""
+def day_of(option: str, date: str | None) -> datetime.date | None:
+    """A day as an option takes it. Raises `ConfigError`."""
     try:
-        return datetime.date.fromisoformat(date)
+        return None if date is None else datetime.date.fromisoformat(date)
     except ValueError:
-        raise ConfigError(f"--since {printable(date, limit=40)}: write a day, as in 2026-11-01") from None
+        raise ConfigError(f"{option} {printable(date or '', limit=40)}: write a day, as in 2026-11-01") from None
