@@ -91,6 +91,19 @@ def test_accounts(nodes, capsys, options, accounts):
     assert {r["account"]: float(r["energy_j"]) for r in rows if r["provenance"] == "measured"} == accounts
 
 
+@pytest.mark.parametrize(
+    ("options", "asked"),
+    [
+        (("--since", "2027-02-01"), "no job since 2027-02-01: "),
+        (("--until", "2026-10-31"), "no job until 2026-10-31: "),
+        (("--since", "2026-11-04", "--until", "2026-11-05"), "no job since 2026-11-04 until 2026-11-05: "),
+    ],
+)
+def test_an_empty_answer_says_what_is_there(nodes, capsys, options, asked):
+    err = refused(capsys, nodes, *options)
+    assert f"{asked}the first one there is of 2026-11-02, the last one of 2026-11-09" in err
+
+
 def test_the_page_closes_a_month(nodes, tmp_path, capsys):
     text = (Path(__file__).parents[2] / "docs/howto/cluster.md").read_text().replace("\\\n", " ")
     (line,) = (line for line in text.splitlines() if line.endswith("-o november.csv"))
@@ -202,14 +215,15 @@ def test_phases_of_a_jobs_runs(nodes, tmp_path, capsys):
     make_run(tmp_path / "runs" / "b.h5", lines, tr.phases, end_ns=tr.end_ns)
     assert joules(capsys, "query", tmp_path / "runs", "--jobs", 1)[0] == 0
     rows = rows_of(capsys, nodes, "--by", "user", "--index", tmp_path / "runs")
-    code, out, _ = joules(capsys, "tables", tmp_path / "runs" / "a.h5", "--format", "csv")
+    _, out, _ = joules(capsys, "tables", tmp_path / "runs" / "a.h5", "--format", "csv")
     phases = [row for row in csv.DictReader(io.StringIO(out)) if row["kind"] == "phase" and row["j_per_batch"]]
     assert {(r["user"], r["phase_path"]): float(r["energy_j"]) for r in rows} == pytest.approx(
         {("ana", row["phase_path"]): int(row["n"]) * float(row["j_per_batch"]) for row in phases}
     )
-    code, _, err = joules(capsys, "jobs", nodes, "--by", "week", "--index", tmp_path / "runs")
-    assert code == 2
-    assert "whole jobs" in err
+    with_index = (nodes, "--index", tmp_path / "runs")
+    assert "whole jobs" in refused(capsys, *with_index, "--by", "week")
+    assert "no job since 2027-01-01" in refused(capsys, *with_index, "--since", "2027-01-01")
+    assert "no phases with joules of a job" in refused(capsys, *with_index, "--since", "2026-11-09")
 
 
 def test_only_devices_that_a_job_held_count_in_its_phases(nodes, tmp_path, capsys):

@@ -215,6 +215,8 @@ def job_totals(files: Sequence[str], request: JobRequest) -> Table:
     of_job = _COLUMNS_OF_JOB if is_by_job else _COLUMNS_OF_SEVERAL
     names = dict.fromkeys((*request.by, *(column.name for column in of_job)))
     rows = [_row(record, request.factors) for record in _asked(files, request.by, of_job, request.days)]
+    if not rows:
+        raise AnalysisError(_why_nothing(files, request))
     shown = rows if request.top is None else sorted(rows, key=lambda r: -(r["energy_j"] or 0.0))[: request.top]
     told = {column.name: column for column in of_job}
     columns = [told.get(name, Column(name)) for name in names]
@@ -226,6 +228,14 @@ def job_totals(files: Sequence[str], request: JobRequest) -> Table:
         notes.append(f"the {len(shown)} of {len(rows)} rows with the most joules")
     table = make_table("jobs", f"joules by {' and '.join(request.by)}", columns, shown, notes, ())
     return with_provenance(table, {str(row["provenance"]) for row in shown if row["provenance"]})
+
+
+def _why_nothing(files: Sequence[str], request: JobRequest) -> str:
+    """Why no row is of the days that were asked."""
+    (there,) = ask("SELECT min(day)::VARCHAR AS first, max(day)::VARCHAR AS last FROM read_parquet(?)", files)
+    bounds = ((" since ", request.since), (" until ", request.until))
+    asked = "".join(f"{word}{day}" for word, day in bounds if day is not None)
+    return f"no job{asked}: the first one there is of {there['first']}, the last one of {there['last']}"
 
 
 def _row(record: dict[str, Any], factors: Factors) -> dict[str, Any]:
@@ -300,6 +310,10 @@ def phase_totals(files: Sequence[str], index: Path, request: JobRequest) -> Tabl
             continue
         key = (*(job[name] for name in keys), row["phase_path"], row["provenance"])
         sums.setdefault(key, _Sum()).add(row)
+    if not of_id:
+        raise AnalysisError(_why_nothing(files, request))
+    if not sums:
+        raise AnalysisError(f"{opened.path} has no phases with joules of a job that counts here")
     of_key = sorted(sums.items(), key=lambda item: tuple(map(str, item[0])))
     lines = [(*key, own.phases, own.energy_j) for key, own in of_key]
     if request.top is not None:
