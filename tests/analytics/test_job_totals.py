@@ -130,6 +130,11 @@ def test_a_job_without_readings_is_there_and_has_no_joules(tmp_path, capsys):
     assert (row["job"], row["user"], row["energy_j"], row["cost"], row["gpus"]) == ("slurm 9", "ana", "", "", "0")
 
 
+def test_the_help_says_what_a_country_stands_for(capsys):
+    _, out, _ = joules(capsys, "jobs", "--help")
+    assert "A country in place of --co2-g-per-kwh" in " ".join(out.replace("│", " ").split())
+
+
 @pytest.mark.parametrize(
     ("options", "text"),
     [
