@@ -570,6 +570,16 @@ def test_the_command_line(tmp_path):
         arguments(["ipc://"])
 
 
+def test_the_page_says_the_order_of_steps_the_defaults_and_the_extra_of_tables():
+    page = (Path(__file__).parents[2] / "docs/howto/cluster.md").read_text()
+    assert page.index("/etc/powerd/powerd.toml") < page.index("enable --now")
+    given = arguments([])
+    stated = (("retention-days", given.retention_days), ("quota-mb", given.quota_mb), ("publish-s", given.publish_s))
+    for option, default in stated:
+        assert f"`--{option}` ({default:,.0f})" in page
+    assert "[query]" in page
+
+
 def test_slurms_prolog_and_epilog_leave_what_is_read(tmp_path):
     folder = Path(__file__).parents[2] / "powerd/deploy/slurm"
     of = {"PATH": os.environ["PATH"], "POWERD_SPOOL": str(tmp_path / "spool"), "SLURM_JOB_ID": "7"}
