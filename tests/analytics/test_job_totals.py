@@ -227,6 +227,7 @@ def test_phases_of_a_jobs_runs(nodes, tmp_path, capsys):
     )
     with_index = (nodes, "--index", tmp_path / "runs")
     assert "whole jobs" in refused(capsys, *with_index, "--by", "week")
+    assert "leave CO2 and prices out" in refused(capsys, *with_index, "--price-per-kwh", "0.3", "--currency", "EUR")
     assert "no job since 2027-01-01" in refused(capsys, *with_index, "--since", "2027-01-01")
     assert "no phases with joules of a job" in refused(capsys, *with_index, "--since", "2026-11-09")
 

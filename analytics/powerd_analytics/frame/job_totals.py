@@ -299,6 +299,8 @@ def phase_totals(files: Sequence[str], index: Path, request: JobRequest) -> Tabl
     keys = [name for name in request.by if name not in ("node", "device", "day", "week", "month")]
     if len(keys) < len(request.by):
         raise ConfigError("phases are of whole jobs: with --index, --by takes job, name, user, account and partition")
+    if request.factors != NOTHING_ASKED:
+        raise ConfigError("phases have joules alone: with --index, leave CO2 and prices out")
     sql = "SELECT DISTINCT id, job, name, \"user\", account, partition FROM read_parquet(?) WHERE id <> '' AND "
     of_id = {row["id"]: row for row in ask(sql + request.days, files)}
     opened, holders = open_index(index), _Holders.of(files)
