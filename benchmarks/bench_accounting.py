@@ -236,7 +236,7 @@ def part_of(files: list[str], minutes: list[str]) -> list[dict[str, Any]]:
     import duckdb
 
     if not minutes:
-        return job_totals._asked(files, ("account",), job_totals._COLUMNS_OF_SEVERAL, None)
+        return job_totals._asked(files, ("account",), job_totals._COLUMNS_OF_SEVERAL, "true")
     with duckdb.connect(":memory:") as connection:
         rows = connection.execute(SQL, [minutes, files]).fetchall()
     return [{"account": account, "energy_j": joules} for account, joules, _ in rows]

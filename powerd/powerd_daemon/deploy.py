@@ -129,6 +129,7 @@ def _next(service: str) -> Iterable[str]:
     yield "    systemd-sysusers && systemd-tmpfiles --create && systemctl daemon-reload"
     if service == "powerd":
         yield "    udevadm control --reload && udevadm trigger"
+        yield "    write sources into /etc/powerd/powerd.toml: powerd scan --format toml prints them"
     if service == "powerd-accounting":
         yield "    slurm.conf, if there is one: Prolog=/usr/lib/powerd/slurm/prolog.sh, Epilog=.../epilog.sh"
     yield f"    systemctl enable --now {service}"

@@ -147,6 +147,13 @@ def test_only_new_changed_and_broken_files_are_read(indexed, monkeypatch):
     assert index_runs(moved, jobs=1).read == 4
 
 
+def test_an_index_whose_files_have_all_changed_is_brought_up_to_date(tmp_path):
+    run = make_run(tmp_path / "a.h5", [LineSpec("gpu0.a", lambda t: 100.0 + 0 * t)])
+    index_runs(tmp_path, jobs=1)
+    os.utime(run, ns=(0, 0))
+    assert index_runs(tmp_path, jobs=1).read == 1
+
+
 @given(
     steps=st.lists(
         st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(("a.h5", "b.h5", None))), max_size=3), max_size=3

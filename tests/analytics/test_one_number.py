@@ -26,8 +26,7 @@ from powerd_analytics.campaigns.journal import Journal, read_history
 from powerd_analytics.campaigns.results import result_of
 from powerd_analytics.campaigns.runner import Blocks, Runner, begin
 from powerd_analytics.cli import main
-from powerd_analytics.cli.campaign import open_campaign
-from powerd_analytics.cli.campaign import read_design
+from powerd_analytics.cli.campaign import open_campaign, read_design
 from powerd_analytics.frame.figure import Figure, figure_of
 from powerd_analytics.frame.figures import concat_frames, rows_of, run_frame
 from powerd_analytics.frame.published import read_table

@@ -579,6 +579,16 @@ def test_it_says_what_it_does_when_it_starts(tmp_path, capsys):
         assert f"powerd: accounting of tcp://board:7360 into {tmp_path}/a; {told}" in capsys.readouterr().err
 
 
+def test_the_page_says_the_order_of_steps_the_defaults_and_the_extra_of_tables():
+    page = (Path(__file__).parents[2] / "docs/howto/cluster.md").read_text()
+    assert page.index("/etc/powerd/powerd.toml") < page.index("enable --now")
+    given = arguments([])
+    stated = (("retention-days", given.retention_days), ("quota-mb", given.quota_mb), ("publish-s", given.publish_s))
+    for option, default in stated:
+        assert f"`--{option}` ({default:,.0f})" in page
+    assert "[query]" in page
+
+
 def test_slurms_prolog_and_epilog_leave_what_is_read(tmp_path):
     folder = Path(__file__).parents[2] / "powerd/deploy/slurm"
     of = {"PATH": os.environ["PATH"], "POWERD_SPOOL": str(tmp_path / "spool"), "SLURM_JOB_ID": "7"}

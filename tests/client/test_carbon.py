@@ -2,7 +2,7 @@
 
 import pytest
 
-from powerd_client.energies.carbon import SOURCE, carbon_intensity, read_hourly_intensity
+from powerd_client.energies.carbon import _ALSO, SOURCE, _intensities, carbon_intensity, read_hourly_intensity
 from powerd_core.errors import ConfigError
 
 HOUR_0 = 1_772_323_200 // 3600  # 2026-03-01T00:00Z
@@ -18,12 +18,31 @@ def test_a_country_has_codes_of_three_and_two_letters_and_a_name(country):
 def test_the_world_is_no_country_and_has_no_code():
     assert carbon_intensity("world") == carbon_intensity("World")
     assert carbon_intensity("world").code == "world"
-    assert carbon_intensity("UK").code == "GBR"
+
+
+@pytest.mark.parametrize(
+    ("written", "code"),
+    [("UK", "GBR"), ("ger", "DEU"), ("SUI", "CHE"), ("NED", "NLD"), ("DEN", "DNK"), ("POR", "PRT"), ("Turkey", "TUR")],
+)
+def test_codes_that_people_write_are_known(written, code):
+    assert carbon_intensity(written) == carbon_intensity(code)
+
+
+def test_every_other_code_is_of_a_country_in_the_table_and_of_no_code_in_it():
+    assert [carbon_intensity(code).code.lower() for code in _ALSO] == list(_ALSO.values())
+    assert not _ALSO.keys() & _intensities().keys()
 
 
 @pytest.mark.parametrize(
     ("country", "hint"),
-    [("DEY", "DEU (Germany)"), ("Germny", "DEU (Germany)"), ("Swedn", "SWE (Sweden)"), ("-", "as in DEU"), ("", "DEU")],
+    [
+        ("DEY", "DEU (Germany)"),
+        ("Germny", "DEU (Germany)"),
+        ("Swedn", "SWE (Sweden)"),
+        ("Swi", "CHE (Switzerland)"),
+        ("-", "as in DEU"),
+        ("", "DEU"),
+    ],
 )
 def test_an_unknown_country_is_one_line_with_what_is_near(country, hint):
     with pytest.raises(ConfigError) as raised:

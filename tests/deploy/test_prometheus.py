@@ -32,6 +32,11 @@ def test_rules_and_dashboard_ask_for_what_there_is() -> None:
               for name in named(expression)}  # fmt: skip
     assert len(asked) > 10
     assert asked <= known()
+    # A device's lines measure the same power by other means.
+    assert not any(name.startswith("powerd_energy_joules") for name in asked)
+    families = Exporter(["tcp://127.0.0.1:9"]).collect()
+    (of_lines,) = (family for family in families if family.name == "powerd_energy_joules")
+    assert "never add them" in of_lines.documentation
 
 
 @pytest.mark.parametrize("words", [["check", "rules", "rules.yml"], ["test", "rules", "rules_test.yml"]])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import date
 from pathlib import Path
 
-from powerd_client.accounting.days import JOBS, write_jobs
+from powerd_client.accounting.days import JOBS, SECONDS, write_jobs, write_seconds
 
 DAY = (date(2026, 11, 2) - date(1970, 1, 1)).days
 """A Monday."""
@@ -22,7 +22,12 @@ def job_row(number, user="ana", account="p7", device="gpu0", energy_j=3600.0, ki
     return (day, f"slurm {number}", *texts, begin_ns, begin_ns + 3600 * 10**9, device, kind, energy_j, *sums.values())
 
 
-def write_node(folder: Path, node: str, rows=None) -> None:
-    """The file of a month below a node's folder."""
-    (folder / JOBS).mkdir(parents=True)
-    write_jobs(folder / JOBS / "2026-11-00aa.parquet", node, rows or [job_row(1), job_row(None)])
+def write_node(folder: Path, node: str, rows=None, generation="00aa", seconds=None) -> None:
+    """The file of a month below a node's folder, and of these seconds of gpu0 on `DAY` where they are given."""
+    (folder / JOBS).mkdir(parents=True, exist_ok=True)
+    write_jobs(folder / JOBS / f"2026-11-{generation}.parquet", node, rows or [job_row(1), job_row(None)])
+    if seconds is not None:
+        (folder / SECONDS).mkdir(exist_ok=True)
+        sums = (100.0, 1.0, 1.0, 1.0, 0.0)
+        day = [(DAY * 86400 + second, "gpu0", "measured", "", *sums, None, None, None) for second in seconds]
+        write_seconds(folder / SECONDS / f"2026-11-02-{generation}-0.parquet", node, [day])

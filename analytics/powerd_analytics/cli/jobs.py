@@ -17,6 +17,7 @@ def jobs(
         str, Parameter(help="What a row is of: job, name, user, account, partition, node, device, day, week, month.")
     ] = "job",
     since: Annotated[str | None, Parameter(help="The first day that counts, as in 2026-11-01 (UTC).")] = None,
+    until: Annotated[str | None, Parameter(help="The last day that counts.")] = None,
     top: Annotated[int | None, Parameter(help="Only so many rows with the most joules.")] = None,
     index: Annotated[
         Path | None, Parameter(help="An index of the jobs' run files: joules by phase, joined by the job's id.")
@@ -36,13 +37,13 @@ def jobs(
 
       joules jobs /var/lib/powerd/accounting
 
-      joules jobs nodes/ --by account,month --since 2026-11-01 --co2-g-per-kwh 380 --price-per-kwh 0.30 --currency EUR
+      joules jobs nodes/ --by account --since 2026-11-01 --until 2026-11-30 --price-per-kwh 0.30 --currency EUR
 
       joules jobs nodes/ --by user,week --top 20 --format csv -o users.csv
 
       joules jobs nodes/ --by user --index runs/index.parquet
     """
-    from powerd_analytics.frame.job_totals import JobRequest, first_day, job_files, job_totals, phase_totals
+    from powerd_analytics.frame.job_totals import JobRequest, day_of, job_files, job_totals, phase_totals
 
     if not places:
         raise ConfigError("no folder is given: name that of powerd-accounting, or one with those of many nodes")
@@ -51,7 +52,8 @@ def jobs(
     form = shared.form_of(format, output)
     shared.check_output(output, form, overwrite, [Path(place) for place in places])
     names = tuple(name.strip() for name in by.split(","))
-    request = JobRequest(names, None if since is None else first_day(since), top, costs.factors())
+    first, last = day_of("--since", since), day_of("--until", until)
+    request = JobRequest(names, first, last, top, costs.factors())
     files = job_files(places)
     table = job_totals(files, request) if index is None else phase_totals(files, index, request)
     shared.put_tables([table], form, output, overwrite)

@@ -60,7 +60,7 @@ Keys = Annotated[Path | None, Parameter(help="Directory of keys; $POWERD_KEYS, e
 Co2 = Annotated[float | None, Parameter(help="Grams of CO2 equivalent of a kWh: adds their columns to totals.")]
 Country = Annotated[
     str | None,
-    Parameter(help="In place of that: a country whose yearly mean a table has, as DEU, or world."),
+    Parameter(help="A country in place of --co2-g-per-kwh: DEU, or world, by a table of yearly means."),
 ]
 Price = Annotated[float | None, Parameter(help="Price of a kWh: adds what totals cost.")]
 Currency = Annotated[str | None, Parameter(help="Of the price, in three letters: EUR.")]

@@ -135,7 +135,7 @@ class Factors:
 
     def of(self, energy_j: float, u95_j: float | None, gpu_s: float | None = None) -> dict[str, float | None]:
         """The columns of an energy, and of so many seconds of GPUs, added up over these; without an interval where its
-        own is not known."""
+        own is not known. Nothing is told of money where the only price is that of GPUs and there is none."""
         columns: dict[str, float | None] = {}
         if (g_per_kwh := self.g_per_kwh) is not None:
             columns |= _product(CO2, energy_j, u95_j, g_per_kwh, self.u_co2_g_per_kwh, co2_g)
@@ -144,6 +144,8 @@ class Factors:
             columns |= _product(self.cost, energy_j, u95_j, price, self.u_price_per_kwh, money)
             of_gpus = (self.price_per_gpu_hour or 0.0) * (gpu_s or 0.0) / S_PER_HOUR
             columns[self.cost] = (columns[self.cost] or 0.0) + of_gpus
+            if self.price_per_kwh is None and not gpu_s:  # no price is of this row
+                columns |= dict.fromkeys((self.cost, f"u95_{self.cost}"))
         return columns
 
 

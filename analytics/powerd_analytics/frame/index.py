@@ -496,7 +496,8 @@ def index_runs(
     is_due = before is None or bool(todo or vanished)
     if is_due and not os.access(out.parent, os.W_OK):  # before hours of reading are for nothing
         raise RunFileError(f"{out} cannot be written: its directory takes no files, or is none")
-    frames = [_frame(before.rows().filter(pc.field("path").isin(unchanged)))] if before is not None else []
+    is_kept = pc.field("path").isin(pa.array(unchanged, pa.string()))  # of a type where there is none, too
+    frames = [_frame(before.rows().filter(is_kept))] if before is not None else []
     read = 0
     for i in range(0, len(todo), BLOCK):
         reduced = partial(reduce_runs, jobs=jobs, scheduler=scheduler, progress=progress)

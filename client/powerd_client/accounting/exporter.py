@@ -186,7 +186,12 @@ class Exporter:
         return info
 
     def _of_lines(self, lines: Sequence[tuple[LivePowerd, LiveLine]]) -> Iterator[Metric]:
-        energy = CounterMetricFamily("powerd_energy_joules", "Joules since the exporter began.", labels=_OF_LINE)
+        energy = CounterMetricFamily(
+            "powerd_energy_joules",
+            "Joules of a line since the exporter began. Lines of one device may measure the same power by other means: "
+            "compare them, never add them. powerd_device_energy_joules_total has the sums.",
+            labels=_OF_LINE,
+        )
         missing = CounterMetricFamily("powerd_missing_seconds", "Seconds without good readings.", labels=_OF_LINE)
         readings = CounterMetricFamily("powerd_readings", "Readings by what is wrong with them.",
                                        labels=(*_OF_LINE, "flag"))  # fmt: skip

@@ -364,9 +364,19 @@ def arguments(words: Sequence[str] | None = None) -> Settings:
     )  # fmt: skip
     parser.add_argument("--node", default=os.uname().nodename, metavar="NAME", help="default: the host's name")
     parser.add_argument("--keys", type=Path, metavar="DIR", help="directory of keys, for a powerd that wants them")
-    parser.add_argument("--publish-s", type=float, default=900.0, metavar="S", help="files are renewed so often")
-    parser.add_argument("--retention-days", type=int, default=400, metavar="N", help="older days are deleted")
-    parser.add_argument("--quota-mb", type=float, default=2000.0, metavar="MB", help="beyond it the oldest days go")
+    parser.add_argument(
+        "--publish-s",
+        type=float,
+        default=900.0,
+        metavar="S",
+        help="the files of jobs are renewed so often (default 900)",
+    )
+    parser.add_argument(
+        "--retention-days", type=int, default=400, metavar="N", help="older days are deleted (default 400)"
+    )
+    parser.add_argument(
+        "--quota-mb", type=float, default=2000.0, metavar="MB", help="beyond it the oldest days go (default 2000)"
+    )
     given = parser.parse_args(words)
     return Settings(
         control_url(given.url), given.folder.absolute(), given.spool, given.node, given.keys, given.publish_s,

@@ -113,8 +113,14 @@ world world 472.94 2024 the world
 """
 """ISO 3166 alpha-3 and alpha-2 code, g/kWh, year, name."""
 
-_ALSO = {"uk": "gbr", "wld": "world"}
-"""Other codes that are in use."""
+_ALSO_WRITTEN = """
+ALG=DZA BAN=BGD BUL=BGR CHI=CHL CRC=CRI CRO=HRV DEN=DNK EL=GRC GER=DEU GRE=GRC HOL=NLD INA=IDN IRI=IRN KSA=SAU KUW=KWT
+LAT=LVA MAS=MYS NED=NLD NGR=NGA OMA=OMN PHI=PHL POR=PRT RSA=ZAF SLO=SVN SRI=LKA SUI=CHE TPE=TWN UAE=ARE UK=GBR URU=URY
+VIE=VNM WLD=world HOLLAND=NLD TURKEY=TUR
+"""
+"""Codes and names that people write, such as the codes of the International Olympic Committee. ISO 3166 gives none of
+them to another country, and what is printed says which country it was."""
+_ALSO = dict(pair.lower().split("=") for pair in _ALSO_WRITTEN.split())
 
 S_PER_HOUR = 3600
 MOST_G_PER_KWH = 10_000.0
@@ -148,7 +154,8 @@ def carbon_intensity(country: str) -> Intensity:
     word = _ALSO.get(word, word)
     if word in known:
         return known[word]
-    near = [known[name] for name in get_close_matches(word, known, n=1)]
+    begun = [name for name in known if len(word) > 2 and name.startswith(word)]
+    near = [known[name] for name in begun[:1] or get_close_matches(word, known, n=1)]
     hint = (
         f": did you mean {near[0].code} ({near[0].name})?"
         if near

@@ -16,7 +16,7 @@ from powerd_daemon.sources.polled import CODES_PER_UNIT
 from powerd_daemon.sources.port import CHUNK, Port
 from powerd_daemon.sources.serial_line import LineOptions, LineSource
 
-WATTS = r"^\s*\+?(?P<power>(?:\d+[.,]?\d*|[.,]\d+)(?:[eE][-+]?\d+)?)\s*(?P<power_unit>[um]W|k?W)?\s*$"
+WATTS = r"^\s*\+?(?P<power>(?:\d+[.,]?\d*|[.,]\d+)(?:(?:e|E)[-+]?\d+)?)\s*(?P<power_unit>[um]W|k?W)?\s*$"
 """A line that is a number with an optional unit: the numbers in an error's text are no watts."""
 MOST_W = 1e6
 """More is an error's number, not the power behind one meter. A pattern of the user's own has no such limit."""
