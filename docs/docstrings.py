@@ -38,7 +38,7 @@ def option_rows(path, names):
     for option in describe_options(getattr(importlib.import_module(module), name)):
         if option.name in names:
             default = option.default[:MOST_DEFAULT] + "…" * (len(option.default) > MOST_DEFAULT)
-            as_is = in_table(default).replace("*", "&#42;").replace("_", "&#95;")
+            as_is = re.sub(r"[^A-Za-z0-9 ]", lambda sign: f"&#{ord(sign[0])};", default)
             told = f"<code>{as_is}</code>" if default else "required"
             rows.append(f"| `{option.name}` | {told} | {in_table(option.help)} |")
     return rows

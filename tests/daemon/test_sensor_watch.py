@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from powerd_core.model import (
     Accuracy,
     Block,
     Column,
+    Description,
     Flag,
     Line,
     Provenance,
@@ -20,9 +22,11 @@ from powerd_core.model import (
     ScaledConversion,
     Stream,
 )
+from powerd_core.serde import to_document
+from powerd_daemon import diagnostics
 from powerd_daemon.cli import main
 from powerd_daemon.config import parse_config
-from powerd_daemon.diagnostics import FAIL, OK, WARN, judge_stats
+from powerd_daemon.diagnostics import FAIL, OK, WARN, check_running, judge_stats
 from powerd_daemon.sensor_watch import SensorWatch, changes
 from support.steady import wait_for
 
@@ -122,6 +126,15 @@ def test_wiring_is_looked_at_where_there_is_some() -> None:
     body = stats({"a": {"state": "no answer"}})
     remedies = [f.remedy for on_i2c in ({"bus"}, set()) for f in judge_stats(body, {"a"}, on_i2c)]
     assert ["powerd scan" in remedy for remedy in remedies] == [True, False]
+
+
+def test_streams_of_one_source_tell_their_fault_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    body = stats({"a": {"state": "no answer"}})
+    body["streams"] *= 2
+    answers = {"describe": to_document(Description("b", "0", 1, "c", "tcp://*:1", (), (), "tcp://*:2")), "stats": body}
+    monkeypatch.setattr(diagnostics, "ask", lambda _url, what, **_: SimpleNamespace(body=answers[what]))
+    (finding,) = check_running("tcp://b:7360")
+    assert finding.what == "a: no answer"
 
 
 CARD = """[server]

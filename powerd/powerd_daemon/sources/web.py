@@ -42,7 +42,7 @@ def find_code(document: Any, path: Sequence[str | int], scale: str = "1") -> int
         return None
     try:
         return micro_code(Decimal(document) * Decimal(scale))
-    except ValueError:
+    except (ValueError, ArithmeticError):
         return None
 
 
