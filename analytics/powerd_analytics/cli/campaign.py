@@ -61,7 +61,8 @@ def read_design(file: Path) -> Design:
     except UnicodeDecodeError as error:
         raise ConfigError(f"{file} is no text: give the campaign's TOML file") from error
     except ValueError as error:  # a `ConfigError` among them
-        raise ConfigError(f"{file}: {printable(str(error), limit=500)}") from error
+        grammar = "" if isinstance(error, ConfigError) else "not valid TOML: "
+        raise ConfigError(f"{file}: {grammar}{printable(str(error), limit=500)}") from error
     card = design.simulation.card
     if not card.endswith(".toml"):
         return design
