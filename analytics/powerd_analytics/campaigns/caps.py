@@ -140,13 +140,18 @@ def promise_text(verdict: Verdict, metric: str) -> str:
         )
     if verdict.is_promised:
         return (
-            f"after {verdict.runs} runs: at {verdict.cap_w:g} W the {metric} is within {100 * verdict.excess:.2g} % of "
-            "the least that any cap has (95 %)"
+            f"after {verdict.runs} runs: at {verdict.cap_w:g} W the {metric} is within {_by(verdict.excess)} of the "
+            "least that any cap has (95 %), by the curve through all of them"
         )
     return (
         f"after {verdict.runs} runs no cap can be promised to be within {100 * PROMISE:g} % of the least {metric} (so "
-        f"far {verdict.cap_w:g} W, within {100 * verdict.excess:.2g} %): it and those beside it were measured more"
+        f"far {verdict.cap_w:g} W, within {_by(verdict.excess)}): it and those beside it were measured more"
     )
+
+
+def _by(excess: float) -> str:
+    """A share in per cent; below a tenth, the curve's form decides and no run."""
+    return f"{100 * excess:.2g} %" if excess >= 1e-3 else "0.1 %"
 
 
 def train_command(cap_w: float, devices: str, command: Sequence[str]) -> str:
