@@ -114,3 +114,4 @@ def test_a_table_of_settings_alone_keeps_its_columns():
 @pytest.mark.parametrize("width", [60, 80, 120])
 def test_large_figures_share_their_power_of_ten(width):
     assert "(2.327 ± 0.010)e+10" in shown(table_of(row("all", 2.327e10, 1e8)), width=width)
+    assert "(1.1 ± 1.5)e+10" in shown(table_of(row("all", 1.13e10, 1.5e10)), width=width)

@@ -211,3 +211,13 @@ def test_groups_are_named_in_words(tmp_path, capsys):
     out = shown(capsys, path)
     assert "beside other phases" in out
     assert "overlaps" not in out
+
+
+def test_a_group_that_says_nothing_is_named_by_the_phase_around_it(tmp_path, capsys):
+    phases = []
+    for name, begin_ns, attributes in (("warm-up", 0, {}), ("training", 2 * S, {"batch_size": 8})):
+        outer = len(phases)
+        phases.append(PhaseSpec(name, begin_ns, begin_ns + 2 * S, attributes))
+        phases += [PhaseSpec("iteration", begin_ns + k * S, begin_ns + k * S + S, parent=outer) for k in range(2)]
+    path = make_run(tmp_path / "r.h5", [LineSpec("gpu0.a", constant, period_ns=50 * MS)], phases, end_ns=4 * S)
+    assert "warm-up" in [row.strip() for row in shown(capsys, path).splitlines()]

@@ -2,11 +2,13 @@
 
 import os
 import signal
+import socket
 import sqlite3
 import subprocess
 import sys
 import time
 from contextlib import closing, suppress
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,6 +23,7 @@ from support.steady import wait_for
 
 pytest.importorskip("duckdb")
 ACCOUNTING = [sys.executable, "-P", "-m", "powerd_client.accounting.service"]
+EXAMPLE = Path(__file__).parents[2] / "examples/cluster.sh"
 SIM = '[server]\nlisten = "{url}"\nboard = "node"\n[[source]]\nname = "rails"\nkind = "sim"\n'
 
 
@@ -34,6 +37,16 @@ def seconds_of(folder):
     with suppress(sqlite3.OperationalError):  # it has only just begun
         return asked(folder, "SELECT count(DISTINCT second) FROM parts")[0][0]
     return 0
+
+
+def free_port():
+    """One whose successor is free as well."""
+    while True:
+        with socket.socket() as first, socket.socket() as second, suppress(OSError):
+            first.bind(("127.0.0.1", 0))
+            port = first.getsockname()[1]
+            second.bind(("127.0.0.1", port + 1))
+            return port
 
 
 def say(spool, what, **environment):
@@ -101,3 +114,20 @@ def test_a_kill_in_the_middle_counts_nothing_twice_and_loses_nothing(tmp_path):
     )
     assert rows["slurm 7"]["energy_j"] > recorded_j
     assert rows["no job"]["energy_j"] > 0
+
+
+def test_the_example_of_a_cluster_counts_each_jobs_joules(tmp_path):
+    """Those of its run file, and a little before and after: a job holds its GPU from prolog to epilog."""
+    done = subprocess.run(
+        [sys.executable, "-m", "powerd_daemon", "sim-gpu", "--", "sh", str(EXAMPLE), str(tmp_path), "6"],
+        capture_output=True, text=True, check=False,
+        env=os.environ | {"PORT": str(free_port()), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    table = job_totals(job_files([str(tmp_path / "nodes")]), JobRequest(("account",)))
+    energy_j = {row["account"]: row["energy_j"] for row in table.records()}
+    for account, run in (("vision", "run.h5"), ("speech", "run-2.h5")):
+        read = read_run(tmp_path / run)
+        (part,) = load_parts(read, "gpu0")
+        recorded_j = sum(float(signal.integral().between(read.begin_ns, read.end_ns)) for signal in part.signals)
+        assert energy_j[account] > 0.98 * recorded_j > 100

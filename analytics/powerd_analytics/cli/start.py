@@ -21,6 +21,8 @@ _PART_OF |= dict.fromkeys(("dask", "distributed", "duckdb"), "query") | {"torch"
 """What a package is installed with. The command comes with every part of powerd; what it needs does not."""
 _OF_CLIENT = ("record", "import", "journal", "top", "completion")
 """Commands for which the client's part is enough."""
+_OF_QUERIES = ("jobs", "query")
+"""Commands that need DuckDB, with which the analytics come."""
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -59,6 +61,7 @@ def main(arguments: list[str] | None = None) -> None:
 
         part = _PART_OF[package]
         part = "analytics" if part == "client" and command not in _OF_CLIENT else part
+        part = "query" if part == "analytics" and command in _OF_QUERIES else part
         _fail(f"{package} is not installed here: {install_hint(part)}")
     except BrokenPipeError:
         # The reader of our output (`head`) has gone: not an error, but nothing more may be written.

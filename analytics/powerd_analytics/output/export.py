@@ -185,11 +185,14 @@ def _round_by_u95(columns: Sequence[Column], values: Sequence[Cell], cells: list
         return
     if not (is_number_cell(figure) and is_number_cell(u95) and u95 > 0) or isinstance(figure, int):
         return
-    if "e" in cells[k - 1]:  # such a figure shares its power of ten with its U95
-        return
-    number, spread = figure_and_u95(figure / columns[0].per, u95 / columns[1].per)
+    of, u_of = figure / columns[0].per, u95 / columns[1].per
+    _, e, exponent = cells[k - 1].partition("e")
+    scale = 10.0 ** int(exponent) if e else 1.0  # such a figure shares its power of ten with its U95
+    number, spread = figure_and_u95(of / scale, u_of / scale)
     is_bound = columns[0].sign and cells[k - 1].startswith(columns[0].sign)
-    cells[k - 1 : k + 1] = f"{columns[0].sign} {number}" if is_bound else number, spread
+    cells[k - 1] = (f"{columns[0].sign} {number}" if is_bound else number) + e + exponent
+    if not e:
+        cells[k] = spread
 
 
 def _shown(column: Column, value: Cell, *, is_bound: bool) -> str:

@@ -166,9 +166,10 @@ class _Block:
         for total in self.totals[:MOST_GROUPS]:
             rows = [r for r in self.phases if group_key(r.group) == group_key(total.group)]
             own = {k: v for k, v in total.group.items() if k != _BATCH and k not in settings}
-            if own and group_line(own) != above:
-                lines.append(group_line(own))
-            above = group_line(own)
+            name = group_line(own) if own or total.group else _outer_phase(rows)
+            if name and name != above:
+                lines.append(name)
+            above = name
             lines += self._group(rows, total)
         more = len(self.totals) - MOST_GROUPS
         return [*lines, f"{more} more groups of phases (--wide)"] if more > 0 else lines
@@ -215,6 +216,12 @@ class _Block:
         if idle["above_idle_j"] is not None:
             above = with_u95(idle["above_idle_j"], idle["above_idle_u95_j"], "J")
             yield f"above idle {above} · idle {digits(idle['idle_w'], 3)} W"
+
+
+def _outer_phase(rows: Sequence[PhaseRow]) -> str:
+    """The phase around all of a group that says nothing of itself, as a warm-up; empty where it is a row of its own."""
+    outer = {row.path.partition("/")[0] for row in rows}
+    return outer.pop() if len(outer) == 1 and all("/" in row.path for row in rows) else ""
 
 
 _REST = "(rest)"
