@@ -160,6 +160,10 @@ def _lines(run: Run, signals: list[Signal], described: RunDevice, wholes: Sequen
     }
 
 
+_MOST_STRETCHES = 4
+"""So many stretches of a line without readings are told one by one."""
+
+
 def _silences(run: Run, signal: Signal) -> Document | None:
     """When a line had no good readings, in seconds since the run's begin; None where it always had some."""
     stretches = silences_of(signal, run.begin_ns, run.end_ns)
@@ -171,7 +175,7 @@ def _silences(run: Run, signal: Signal) -> Document | None:
     return {
         "what": str(next(iter(signal.faults))) if is_fault else "without readings",
         "count": len(stretches),
-        "first_s": stretches[0].tolist(),
+        "first_s": stretches[:_MOST_STRETCHES].tolist(),
         "longest_s": stretches[lengths_s.argmax()].tolist(),
     }
 
@@ -292,15 +296,12 @@ def _describe_lines(device: Document, run: str) -> Iterator[str]:
 
 
 def _describe_silences(silences: Document | None) -> str:
-    """``; no answer 25.1 s to 28.3 s``, of the first stretch, and of the longest where that is another one."""
+    """``; no answer 25.1 s to 28.3 s, 31.0 s to 32.2 s``: the first stretches, and the longest of more."""
     if silences is None:
         return ""
-    first, longest = (f"{begin:.1f} s to {end:.1f} s" for begin, end in (silences["first_s"], silences["longest_s"]))
-    text = f"; {silences['what']} {first}"
-    if silences["count"] > 1:
-        text += f", the first of {silences['count']} stretches"
-        text += f", and {longest}, the longest" if longest != first else " and the longest"
-    return text
+    told = [f"{begin:.1f} s to {end:.1f} s" for begin, end in (*silences["first_s"], silences["longest_s"])]
+    longest, more = told.pop(), silences["count"] - len(silences["first_s"])
+    return f"; {silences['what']} {', '.join(told)}" + (f" and {more} more, the longest {longest}" if more else "")
 
 
 def _describe_auxiliary(line: Document) -> str:

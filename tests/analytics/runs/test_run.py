@@ -137,10 +137,15 @@ def test_info_says_when_a_line_had_no_readings(tmp_path):
     flags[51:82] = int(Flag.IO_ERROR)
     assert "31 bad (no answer 31); no answer 5.0 s to 8.2 s; " in when_silent(tmp_path, flags)
     flags[101:160] = int(Flag.IO_ERROR)
-    told = "; no answer 5.0 s to 8.2 s, the first of 2 stretches, and 10.0 s to 16.0 s, the longest; "
+    assert "; no answer 5.0 s to 8.2 s, 10.0 s to 16.0 s; " in when_silent(tmp_path, flags)
+    for begin in (10, 30, 90):
+        flags[begin + 1 : begin + 6] = int(Flag.IO_ERROR)
+    told = (
+        "; no answer 1.0 s to 1.6 s, 3.0 s to 3.6 s, 5.0 s to 8.2 s, 9.0 s to 9.6 s and 1 more, the longest 10.0 s to"
+    )
     assert told in when_silent(tmp_path, flags)
     flags[51:82] = int(Flag.STALE)
-    assert "; without readings 5.0 s to 8.2 s, the first" in when_silent(tmp_path, flags)
+    assert "; without readings 1.0 s to 1.6 s, " in when_silent(tmp_path, flags)
 
 
 def test_info_says_when_readings_end_before_the_run(tmp_path):
