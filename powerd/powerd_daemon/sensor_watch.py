@@ -6,6 +6,7 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from powerd_core.model import FAULT_FLAGS, FAULT_REMEDIES, Block, Fault, QuantityConversion, Stream, columns
 
@@ -25,6 +26,18 @@ class _Line:
     good_ns: int = 0
     """Time of the latest good reading; before there was one, when the watch began."""
     saturated_ns: int | None = None
+    is_broken: bool = False
+    """Whether there was a fault since the latest good reading."""
+    silences: int = 0
+    """How often it was silent and came back."""
+    silence_ns: int = 0
+    """How long the latest of these was."""
+
+    def come_back(self, t_ns: int, silent_ns: int) -> None:
+        """A good reading behind a fault; it was silent where there was none for longer than ``silent_ns``."""
+        if t_ns - self.good_ns > silent_ns:
+            self.silences, self.silence_ns = self.silences + 1, t_ns - self.good_ns
+        self.is_broken = False
 
 
 class SensorWatch:
@@ -53,23 +66,27 @@ class SensorWatch:
         lines = [self._lines[line.name] for line in stream.lines]
         if not any(view):
             for line in lines:
+                if line.is_broken:
+                    line.come_back(block.t_first_ns, SILENT_NS + 2 * stream.period_ns)
                 line.good_ns = block.t_last_ns
             return
         flags = array("H", view)
         for at, line in enumerate(lines):
-            self._take(line, flags[at :: len(lines)], block.t_last_ns)
+            self._take(line, flags[at :: len(lines)], block, SILENT_NS + 2 * stream.period_ns)
 
     @staticmethod
-    def _take(line: _Line, flags: array[int], t_ns: int) -> None:
+    def _take(line: _Line, flags: array[int], block: Block, silent_ns: int) -> None:
         for flag in flags:
             fault = next((fault for fault, own in FAULT_FLAGS.items() if flag & own), None)
             if fault is None:
-                line.good_ns = t_ns
+                if line.is_broken:
+                    line.come_back(block.t_first_ns, silent_ns)
+                line.good_ns = block.t_last_ns
                 continue
-            line.latest = fault
+            line.latest, line.is_broken = fault, True
             line.counts[fault] += 1
             if fault is Fault.SATURATED:
-                line.saturated_ns = t_ns
+                line.saturated_ns = block.t_last_ns
 
     def states(self, now_ns: int) -> dict[str, dict[str, object]]:
         """Of each line that has lost readings: its ``state``, and how many readings each fault took."""
@@ -77,6 +94,7 @@ class SensorWatch:
         return {
             name: {"state": self._state(line, now_ns, period_ns[name])}
             | {KEYS[fault]: line.counts[fault] for fault in Fault}
+            | ({"silences": line.silences, "silence_s": line.silence_ns * 1e-9} if line.silences else {})
             for name, line in self._lines.items()
             if line.counts and name not in self._beside
         }
@@ -90,22 +108,31 @@ class SensorWatch:
 
 
 def changes(before: object, now: object) -> list[tuple[bool, str]]:
-    """What is to be logged of two answers of `SensorWatch.states`: whether it is a fault, and the words."""
+    """What is to be logged of two answers of `SensorWatch.states`: whether it is a fault, and the words. What a sensor
+    has between the two is not in their states: that it was silent and came back."""
     told = []
-    for name, state in states_of(now).items():
-        if state == states_of(before).get(name, GOOD):
-            continue
-        if state == GOOD:
-            told.append((False, f"{name}: good readings again"))
-        else:
-            told.append((True, fault_line(name, state)))
+    for name, row in _rows(now).items():
+        state, earlier = _state_of(row), _rows(before).get(name, {})
+        if state != _state_of(earlier):
+            told.append((False, f"{name}: good readings again") if state == GOOD else (True, fault_line(name, state)))
+        elif state == GOOD and row.get("silences", 0) != earlier.get("silences", 0):
+            told.append((True, f"{name}: no good readings for {row.get('silence_s', 0.0):.1f} s"))
     return told
 
 
-def states_of(lines: object) -> dict[str, str]:
-    """The state of each line in the ``lines`` of a sampler's statistics; what is none of them is left out."""
+def _rows(lines: object) -> dict[str, dict[str, Any]]:
+    """The ``lines`` of a sampler's statistics; what is none of them is left out."""
     rows = lines.items() if isinstance(lines, dict) else ()
-    return {str(name): str(row.get("state", GOOD)) for name, row in rows if isinstance(row, dict)}
+    return {str(name): row for name, row in rows if isinstance(row, dict)}
+
+
+def _state_of(row: dict[str, Any]) -> str:
+    return str(row.get("state", GOOD))
+
+
+def states_of(lines: object) -> dict[str, str]:
+    """The state of each line in the ``lines`` of a sampler's statistics."""
+    return {name: _state_of(row) for name, row in _rows(lines).items()}
 
 
 def fault_line(name: str, state: str) -> str:

@@ -102,6 +102,17 @@ def test_what_is_logged_is_what_has_changed() -> None:
     ]
 
 
+def test_a_silence_between_two_looks_is_logged_with_its_length() -> None:
+    watched, looked = Watched(), []
+    for second, flag in enumerate((GOOD, DEAD, DEAD, GOOD, GOOD, DEAD, GOOD)):
+        states = watched.second(GOOD, flag)
+        looked += [states] if second in (0, 3, 6) else []
+    assert changes(looked[0], looked[1]) == [(True, "b: no good readings for 2.1 s")]
+    assert (
+        changes(looked[1], looked[2]) == []
+    )  # it was silent for 1.1 s, which is no longer than a second and two periods
+
+
 def stats(lines: object = None, error: str = "", **more: object) -> dict[str, Any]:
     return {"streams": [{"source": "bus", "sampler": {"error": error, "failure": "", "lines": lines}, **more}]}
 
