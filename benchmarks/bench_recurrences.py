@@ -109,7 +109,7 @@ def killed(folder: Path, number: int, who: str) -> str:
 
 def trainings(pid: int) -> list[int]:
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [int(child) for child in children if LEARNING.name in cmdline(int(child))]
+    return [int(child) for child in children if cmdline(int(child)).split("\0")[1:2] == [str(LEARNING)]]
 
 
 def cmdline(pid: int) -> str:

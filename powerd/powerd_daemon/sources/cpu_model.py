@@ -42,7 +42,7 @@ class OneCpu:
     def __call__(self) -> int:
         try:
             cpu_ns = time.clock_gettime_ns(self._clock_id)
-        except (OSError, OverflowError) as error:
+        except (OSError, OverflowError, TypeError) as error:  # from 3.13 on a number beyond 32 bits is a TypeError
             raise SensorError(f"process {self.pid} is not there: give the pid of one that runs") from error
         if cpu_ns < self.last_ns:
             raise SensorError(f"process {self.pid} has ended")
