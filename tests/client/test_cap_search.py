@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from powerd_client.knobs.cap_search import METRICS, MOST_WINDOWS, CapSearch, Window
+from powerd_client.knobs.cap_search import METRICS, MOST_WINDOWS, CapSearch, CapWindow
 from powerd_core.errors import ConfigError
 from powerd_core.gpu_physics import CARDS, NETWORKS, RTX_6000, operate
 
@@ -20,7 +20,7 @@ def searched(card, network, search, drift=0.0, noise=lambda n: 0.0):
     while (cap_w := search.next_cap()) is not None:
         at = operate(card, network, cap_w)
         factor = (1 + drift * len(caps)) * math.exp(noise(len(caps)))
-        search.observe(Window(cap_w, at.energy_j * factor, 0.02 * at.energy_j, at.time_s))
+        search.observe(CapWindow(cap_w, at.energy_j * factor, 0.02 * at.energy_j, at.time_s))
         caps.append(cap_w)
     return caps
 
@@ -79,7 +79,7 @@ def test_caps_that_cannot_be_set_are_not_asked_for_again():
             search.refuse(cap_w)
             continue
         at = operate(RTX_6000, NETWORKS["vgg19"], cap_w)
-        search.observe(Window(cap_w, at.energy_j, 0.0, at.time_s))
+        search.observe(CapWindow(cap_w, at.energy_j, 0.0, at.time_s))
     refused = [cap_w for cap_w in asked if cap_w < 180]
     assert refused == sorted(set(refused))
     assert refused

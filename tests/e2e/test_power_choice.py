@@ -14,7 +14,7 @@ import pytest
 from powerd_analytics.cli import main
 from powerd_analytics.runs.run import read_run
 from powerd_client import open_run
-from powerd_client.knobs.cap_search import CapSearch, Window
+from powerd_client.knobs.cap_search import CapSearch, CapWindow
 
 TRAINING = """
 import json, sys
@@ -73,7 +73,9 @@ def test_a_training_finds_its_cap_holds_it_and_keeps_all_that_was_decided(tmp_pa
     for window in counted:
         n = window["iterations"]
         assert search.next_cap() == window["power_cap_w"]
-        search.observe(Window(window["power_cap_w"], window["energy_j"] / n, window["u95_j"] / n, window["time_s"] / n))
+        search.observe(
+            CapWindow(window["power_cap_w"], window["energy_j"] / n, window["u95_j"] / n, window["time_s"] / n)
+        )
     assert search.next_cap() is None
     assert search.decision().level == decision["level"]
 

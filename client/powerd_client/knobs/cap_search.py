@@ -62,7 +62,7 @@ STUDENT_95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306)
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class CapWindow:
     """Whole iterations under one cap, or at one clock: joules and seconds of an iteration."""
 
     level: float
@@ -102,7 +102,7 @@ class CapSearch:
             raise ConfigError(f"max_slowdown={max_slowdown}: give a share of the time, from 0 to 1, as 0.05 for 5 %")
         self._least_w, self.default, self._exponents = float(least_w), float(default), METRICS[metric]
         self._slowest = math.log1p(max_slowdown)
-        self._windows: list[Window] = []
+        self._windows: list[CapWindow] = []
         self._refused_w: float | None = None
         ratio = least_w / default
         self._spread = [self._whole(default * ratio ** (i / SPREAD)) for i in range(1, SPREAD + 1)]
@@ -130,7 +130,7 @@ class CapSearch:
         loss = fmean(losses) if len(points) > 1 else FIRST_LOSS
         return (windows_left - 2) * NEXT_GAIN > 2 * loss
 
-    def observe(self, window: Window) -> None:
+    def observe(self, window: CapWindow) -> None:
         self._windows.append(window)
 
     def refuse(self, cap_w: float) -> None:

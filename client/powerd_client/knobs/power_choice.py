@@ -22,7 +22,7 @@ from powerd_client.energies.live_energy import Energy
 from powerd_client.host.hostclock import now_ns
 from powerd_client.host.log import tell
 from powerd_client.journals.ranks import rank_here
-from powerd_client.knobs.cap_search import Decision, Window
+from powerd_client.knobs.cap_search import CapWindow, Decision
 from powerd_client.knobs.control import Emit, Hold, connect, own_devices
 from powerd_client.knobs.job_hold import JobHold, Reach, job_here, ranks_may_be_here
 from powerd_core.errors import ConfigError, ControlError, PeerError, WireError
@@ -51,7 +51,7 @@ class Search(Protocol):
 
     def next_cap(self, windows_left: float) -> float | None: ...
 
-    def observe(self, window: Window) -> None: ...
+    def observe(self, window: CapWindow) -> None: ...
 
     def refuse(self, cap_w: float) -> None: ...
 
@@ -288,7 +288,7 @@ class PowerChooser:
         self._emit(POWER_CHOICE, values, self._pieces[-1].end_ns)
         self._asked, self._pieces = None, []
         if not why:
-            self._search.observe(Window(self._level, energy_j / count, u95_j / count, time_s / count))
+            self._search.observe(CapWindow(self._level, energy_j / count, u95_j / count, time_s / count))
         else:
             self._failed += 1
         if self._hold.problem or self._failed >= MOST_FAILED:

@@ -17,7 +17,15 @@ from powerd_core.model import Accuracy, CounterConversion, Device
 from powerd_core.serde import option
 from powerd_core.text import needs_extra
 from powerd_daemon.sources.base import Start
-from powerd_daemon.sources.polled import CODES_PER_UNIT, Answer, Channel, Meter, PolledSource, Unanswered, check_pace
+from powerd_daemon.sources.polled import (
+    CODES_PER_UNIT,
+    Meter,
+    MeterAnswer,
+    MeterChannel,
+    PolledSource,
+    Unanswered,
+    check_pace,
+)
 
 U_GAIN = 0.029
 """±5 %, divided by the root of 3."""
@@ -97,25 +105,25 @@ def socket_code(info: Any) -> int | None:
 class PowerMeter(Meter):
     """The socket power of one GPU."""
 
-    def __init__(self, smi: AmdSmi, handle: Any, channel: Channel, period_ns: int) -> None:
+    def __init__(self, smi: AmdSmi, handle: Any, channel: MeterChannel, period_ns: int) -> None:
         """Asks once. Raises `Unanswered` where the GPU does not tell it."""
         self._smi, self._handle = smi, handle
         self.channels, self.period_ns = (channel,), period_ns
         if not self._read().codes:
             raise Unanswered("amdsmi tells no socket power of it")
 
-    def _read(self) -> Answer:
+    def _read(self) -> MeterAnswer:
         code = socket_code(self._smi.call("amdsmi_get_power_info", self._handle))
-        return Answer({} if code is None else {self.channels[0].line: code})
+        return MeterAnswer({} if code is None else {self.channels[0].line: code})
 
-    def ask(self) -> Iterable[Answer]:
+    def ask(self) -> Iterable[MeterAnswer]:
         return (self._read(),)
 
 
 class EnergyMeter(Meter):
     """The energy accumulator of one GPU."""
 
-    def __init__(self, smi: AmdSmi, handle: Any, channel: Channel, period_ns: int) -> None:
+    def __init__(self, smi: AmdSmi, handle: Any, channel: MeterChannel, period_ns: int) -> None:
         """Asks once. Raises `Unanswered` where the GPU has none."""
         self._smi, self._handle, self.period_ns = smi, handle, period_ns
         self.channels = (channel,)
@@ -132,9 +140,9 @@ class EnergyMeter(Meter):
             raise Unanswered("amdsmi tells no energy count of it")
         return {**counted, "code": code}
 
-    def ask(self) -> Iterable[Answer]:
+    def ask(self) -> Iterable[MeterAnswer]:
         counted = self._count()
-        return (Answer({self.channels[0].line: counted["code"]}, stamp=counted.get("timestamp") or None),)
+        return (MeterAnswer({self.channels[0].line: counted["code"]}, stamp=counted.get("timestamp") or None),)
 
 
 class AmdSource(PolledSource):
@@ -163,7 +171,7 @@ class AmdSource(PolledSource):
         indices = self.options.gpus or tuple(range(len(handles)))
         return [meter for index in indices for meter in self._meters_of(index, handles[index])]
 
-    def describe_devices(self, channels: Sequence[Channel]) -> tuple[Device, ...]:
+    def describe_devices(self, channels: Sequence[MeterChannel]) -> tuple[Device, ...]:
         return tuple(self._devices)
 
     def close(self) -> None:
@@ -184,8 +192,8 @@ class AmdSource(PolledSource):
         energy = Accuracy(self.options.u_gain, centre_ns=WINDOW_NS, origin=f"{gain}; renewed within 0.1 s, assumed")
         meters: list[Meter] = []
         for kind, channel in (
-            (PowerMeter, Channel(f"{name}.amd", name, "socket power by amdsmi", power, age_ns=WINDOW_NS // 2)),
-            (EnergyMeter, Channel(f"{name}.amd_energy", name, "energy accumulator by amdsmi", energy)),
+            (PowerMeter, MeterChannel(f"{name}.amd", name, "socket power by amdsmi", power, age_ns=WINDOW_NS // 2)),
+            (EnergyMeter, MeterChannel(f"{name}.amd_energy", name, "energy accumulator by amdsmi", energy)),
         ):
             with suppress(Unanswered):
                 meter = kind(self._smi, handle, channel, self.period_ns)

@@ -17,7 +17,15 @@ from typing import Any, ClassVar
 from powerd_core.errors import ConfigError, SensorError
 from powerd_core.model import Accuracy
 from powerd_core.serde import option
-from powerd_daemon.sources.polled import Answer, Channel, Meter, PolledSource, Unanswered, check_pace, micro_code
+from powerd_daemon.sources.polled import (
+    Meter,
+    MeterAnswer,
+    MeterChannel,
+    PolledSource,
+    Unanswered,
+    check_pace,
+    micro_code,
+)
 from powerd_daemon.sources.web import Web, find_code, read_secret
 
 U_GAIN = 0.029
@@ -72,12 +80,12 @@ class IpmiMeter(Meter):
         renewed_ns = round(o.renewed_s * 1e9)
         accuracy = _accuracy(o.u_gain, "DCMI 1.5", renewed_ns)
         text = f"chassis power by the BMC {o.host}".rstrip() + " (IPMI/DCMI)"
-        self.channels = (Channel(o.line, o.device, text, accuracy, age_ns=renewed_ns),)
+        self.channels = (MeterChannel(o.line, o.device, text, accuracy, age_ns=renewed_ns),)
 
-    def ask(self) -> Iterable[Answer]:
+    def ask(self) -> Iterable[MeterAnswer]:
         return (self.parse(self._run()),)
 
-    def parse(self, text: str) -> Answer:
+    def parse(self, text: str) -> MeterAnswer:
         """What ipmitool printed. Raises `Unanswered`."""
         reading, state = _READING.search(text), _STATE.search(text)
         if reading is None:
@@ -86,7 +94,7 @@ class IpmiMeter(Meter):
         is_known = (state is None or state[1] == "activated") and 0 < int(reading[1]) < MOST_W
         # A BMC that runs takes power: 0 W is what one says that does not know.
         codes = {self.channels[0].line: micro_code(Decimal(reading[1]))} if is_known else {}
-        return Answer(codes, stamp=stamp[1].strip() if stamp and is_known else None)
+        return MeterAnswer(codes, stamp=stamp[1].strip() if stamp and is_known else None)
 
     def _run(self) -> str:
         try:
@@ -167,11 +175,13 @@ class RedfishMeter(Meter):
         self.detail = {"bmc": web.url, "path": path, "chassis": name, "codes": "microwatts"}
         renewed_ns = round(o.renewed_s * 1e9)
         accuracy = _accuracy(o.u_gain, "Redfish (DSP0268)", renewed_ns)
-        self.channels = (Channel(o.line, o.device, f"power of chassis {name} by Redfish", accuracy, age_ns=renewed_ns),)
+        self.channels = (
+            MeterChannel(o.line, o.device, f"power of chassis {name} by Redfish", accuracy, age_ns=renewed_ns),
+        )
 
-    def ask(self) -> Iterable[Answer]:
+    def ask(self) -> Iterable[MeterAnswer]:
         code = chassis_code(self._web.get(self._path))
-        return (Answer({} if code is None else {self.channels[0].line: code}),)
+        return (MeterAnswer({} if code is None else {self.channels[0].line: code}),)
 
 
 def chassis_code(document: Any) -> int | None:

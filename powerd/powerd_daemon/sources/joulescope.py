@@ -20,7 +20,7 @@ from powerd_core.serde import option
 from powerd_core.text import needs_extra
 from powerd_daemon.clock import Clock
 from powerd_daemon.sources.base import Start
-from powerd_daemon.sources.polled import ENERGY, Answer, Channel, Meter, PolledSource, check_pace, micro_code
+from powerd_daemon.sources.polled import ENERGY, Meter, MeterAnswer, MeterChannel, PolledSource, check_pace, micro_code
 
 SAMPLES_HZ = 1_000_000
 """Of a JS220; a JS110's own statistics come twice a second."""
@@ -85,8 +85,8 @@ class Joulescope(Meter):
         power = Accuracy(o.u_gain, o.u_offset_w, 0.0, self.period_ns, LATENCY_NS, 0, origin)
         energy = Accuracy(o.u_gain, o.u_offset_w, centre_ns=LATENCY_NS, origin=f"{origin}; integrated without a hole")
         self.channels = (
-            Channel(o.line, o.device, f"power by the Joulescope {path}", power, age_ns=self.period_ns // 2),
-            Channel(f"{o.line}_energy", o.device, f"energy by the Joulescope {path}", energy, ENERGY),
+            MeterChannel(o.line, o.device, f"power by the Joulescope {path}", power, age_ns=self.period_ns // 2),
+            MeterChannel(f"{o.line}_energy", o.device, f"energy by the Joulescope {path}", energy, ENERGY),
         )
 
     @staticmethod
@@ -115,14 +115,14 @@ class Joulescope(Meter):
     def _on_statistics(self, _topic: str, value: Any) -> None:
         self._came.append((self._clock.now_ns(), value))
 
-    def ask(self) -> Iterable[Answer]:
+    def ask(self) -> Iterable[MeterAnswer]:
         answers = []
         while self._came:
             t_ns, value = self._came.popleft()
             answers.append(self._answer(t_ns, value))
         return answers
 
-    def _answer(self, t_ns: int, value: Any) -> Answer:
+    def _answer(self, t_ns: int, value: Any) -> MeterAnswer:
         power, energy = self.channels
         codes: dict[str, int] = {}
         stamp: object = None
@@ -130,7 +130,7 @@ class Joulescope(Meter):
             codes[power.line] = micro_code(Decimal(value["signals"]["power"]["avg"]["value"]))
             codes[energy.line] = micro_code(Decimal(value["accumulators"]["energy"]["value"]))
             stamp = tuple(value["time"]["samples"]["value"])
-        return Answer(codes, t_ns, stamp)
+        return MeterAnswer(codes, t_ns, stamp)
 
     def close(self) -> None:
         driver, self._driver = self._driver, None

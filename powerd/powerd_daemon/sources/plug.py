@@ -20,7 +20,7 @@ from powerd_core.serde import option
 from powerd_core.text import needs_extra
 from powerd_daemon.clock import Clock
 from powerd_daemon.sources.base import Start
-from powerd_daemon.sources.polled import ENERGY, Answer, Channel, Meter, PolledSource, Unanswered, check_pace
+from powerd_daemon.sources.polled import ENERGY, Meter, MeterAnswer, MeterChannel, PolledSource, Unanswered, check_pace
 from powerd_daemon.sources.web import Web, find_code, parse_json, read_secret
 
 Keys = tuple[str | int, ...]
@@ -68,7 +68,7 @@ MODELS = {
 ORIGIN = "assumed: makers of plugs state no limit for their power; compare it with a better meter once"
 
 
-def channels_of(o: PlugOptions | MqttOptions, what: str, *, look_ns: int = 0) -> tuple[Channel, ...]:
+def channels_of(o: PlugOptions | MqttOptions, what: str, *, look_ns: int = 0) -> tuple[MeterChannel, ...]:
     """The lines of a plug: its power, and its own counter of energy."""
     window = f"; a value is taken as the mean of {RENEWED_NS / 1e9:g} s that ended less than that ago"
     centre_ns = RENEWED_NS + look_ns
@@ -76,8 +76,8 @@ def channels_of(o: PlugOptions | MqttOptions, what: str, *, look_ns: int = 0) ->
     # A counter moves in its steps, and is renewed when the plug likes.
     counted = Accuracy(o.u_gain, o.u_offset_w, centre_ns=centre_ns, origin=ORIGIN, step_j=MODELS[o.model].energy_step_j)
     return (
-        Channel(o.line, o.device, f"active power at {what}", power, age_ns=RENEWED_NS),
-        Channel(f"{o.line}_energy", o.device, f"energy counter of {what}", counted, ENERGY),
+        MeterChannel(o.line, o.device, f"active power at {what}", power, age_ns=RENEWED_NS),
+        MeterChannel(f"{o.line}_energy", o.device, f"energy counter of {what}", counted, ENERGY),
     )
 
 
@@ -159,18 +159,18 @@ class HttpPlug(Meter):
             "output": o.output,
             "codes": "micro-units of what the plug tells",
         }
-        self.channels: tuple[Channel, ...] = channels_of(o, f"the plug {o.url}")
+        self.channels: tuple[MeterChannel, ...] = channels_of(o, f"the plug {o.url}")
         told = self._read().codes
         self.channels = tuple(c for c in self.channels if c.line in told)
         if not told:
             raise Unanswered(f"{o.url} answers, but tells no power of output {o.output}: is it a plug that measures?")
 
-    def _read(self) -> Answer:
+    def _read(self) -> MeterAnswer:
         question = self._model.question.format(output=self._o.output)
         document = self._web.get(question + (f"&{urlencode(self._secrets)}" if self._secrets else ""))
-        return Answer(codes_of(self._o, document), stamp=_stamp(self._model, document))
+        return MeterAnswer(codes_of(self._o, document), stamp=_stamp(self._model, document))
 
-    def ask(self) -> Iterable[Answer]:
+    def ask(self) -> Iterable[MeterAnswer]:
         return (self._read(),)
 
 
@@ -228,7 +228,7 @@ class MqttPlug(Meter):
         """Connects. Raises `SensorError`."""
         self._o, self._clock, self._mqtt = o, clock, mqtt
         self._broker = f"{o.broker}:{o.port}"
-        self._arrived: list[Answer] = []
+        self._arrived: list[MeterAnswer] = []
         self._refusal = ""
         self._is_subscribed = False
         self._ask_ns = self._looked_ns = clock.now_ns()
@@ -250,7 +250,7 @@ class MqttPlug(Meter):
         except (OSError, ValueError) as error:
             raise SensorError(f"the MQTT broker {self._broker} cannot be reached: {error}") from error
 
-    def ask(self) -> Iterable[Answer]:
+    def ask(self) -> Iterable[MeterAnswer]:
         if self._o.ask and self._is_subscribed and self._clock.now_ns() >= self._ask_ns:
             self._ask_ns = max(self._ask_ns + self.period_ns, self._clock.now_ns())
             self._client.publish(self._o.ask_topic, self._o.ask)
@@ -295,7 +295,7 @@ class MqttPlug(Meter):
             document = parse_json(message.payload)
             codes = codes_of(self._o, document)
             stamp = _stamp(MODELS[self._o.model], document)
-        self._arrived.append(Answer(codes, self._clock.now_ns(), stamp, is_late=self._is_late))
+        self._arrived.append(MeterAnswer(codes, self._clock.now_ns(), stamp, is_late=self._is_late))
 
 
 class MqttSource(PolledSource):

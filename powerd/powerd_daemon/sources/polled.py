@@ -1,7 +1,7 @@
 """Meters that are asked for one reading at a time, whatever they are asked by, and what becomes of their answers.
 
 A `Meter` is what one transfer reaches: a file, a question over HTTP, a program's output, a library's function. Its
-`Answer` holds raw codes by line. `PolledSource` asks its meters at every poll and turns what comes into readings: timed
+`MeterAnswer` holds raw codes by line. `PolledSource` asks its meters at every poll and turns what comes into readings: timed
 at the middle of the transfer, flagged where the transfer failed, and the source as a whole lost where none answers.
 """
 
@@ -43,7 +43,7 @@ class Unanswered(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Channel:
+class MeterChannel:
     """One line of a meter, and how its codes come about."""
 
     line: str
@@ -56,7 +56,7 @@ class Channel:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class MeterAnswer:
     """What came of one transfer."""
 
     codes: Mapping[str, int]
@@ -72,7 +72,7 @@ class Answer:
 class Meter(ABC):
     """What one transfer reaches. ``channels`` are known once it is made."""
 
-    channels: tuple[Channel, ...]
+    channels: tuple[MeterChannel, ...]
     period_ns: int
     """Usual distance of its readings."""
     timeout_ns: int = 0
@@ -81,7 +81,7 @@ class Meter(ABC):
     """For the run file: who it is, how it is asked."""
 
     @abstractmethod
-    def ask(self) -> Iterable[Answer]:
+    def ask(self) -> Iterable[MeterAnswer]:
         """What is there now: one answer of a meter that is asked, all since the last call of one that sends by itself.
         Raises `Unanswered`, or `SensorError` where the meter has to be opened again."""
 
@@ -122,7 +122,7 @@ class PolledSource(Source):
         """Get hold of the meters, each asked once where that tells what it has. Raises `SensorError`, `ConfigError` or
         `Unanswered`."""
 
-    def describe_devices(self, channels: Sequence[Channel]) -> tuple[Device, ...]:
+    def describe_devices(self, channels: Sequence[MeterChannel]) -> tuple[Device, ...]:
         """Each device with the first of its lines as its feed: the others measure the same power by other means."""
         first = {c.device: c for c in reversed(channels)}
         return tuple(Device(name, (c.line,), c.description) for name, c in reversed(first.items()))
@@ -157,7 +157,7 @@ class PolledSource(Source):
 
     def _ask(self, meter: Meter, state: _State) -> None:
         begin_ns = self.start.clock.now_ns()
-        answers: Iterable[Answer] = ()
+        answers: Iterable[MeterAnswer] = ()
         try:
             answers = meter.ask()
         except Unanswered as error:
@@ -186,7 +186,7 @@ class PolledSource(Source):
             state.heard_ns += meter.period_ns
             self._flag(meter, state.heard_ns, Flag.STALE if is_repeated else Flag.MISSING)
 
-    def _put(self, meter: Meter, answer: Answer, t_ns: int, *, is_late: bool) -> None:
+    def _put(self, meter: Meter, answer: MeterAnswer, t_ns: int, *, is_late: bool) -> None:
         for channel in meter.channels:
             code = answer.codes.get(channel.line)
             flag = Flag.MISSING if code is None else Flag.STALE if is_late else 0
@@ -196,7 +196,7 @@ class PolledSource(Source):
         for channel in meter.channels:
             self._outputs[channel.line].append(t_ns - channel.age_ns, 0, flag)
 
-    def _add(self, meter: Meter, channel: Channel) -> Stream:
+    def _add(self, meter: Meter, channel: MeterChannel) -> Stream:
         # Nobody knows at which moment within its transfer a meter looks.
         accuracy = replace(channel.accuracy, centre_ns=channel.accuracy.centre_ns + meter.timeout_ns // 2)
         line = Line(

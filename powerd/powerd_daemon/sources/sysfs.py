@@ -27,9 +27,9 @@ from powerd_daemon.sources.ina.chips import CHIPS, ChipType
 from powerd_daemon.sources.polled import (
     ENERGY,
     POWER,
-    Answer,
-    Channel,
     Meter,
+    MeterAnswer,
+    MeterChannel,
     PolledSource,
     Unanswered,
     check_pace,
@@ -88,7 +88,7 @@ class Rail:
 class SysfsMeter(Meter):
     """One rail."""
 
-    def __init__(self, rail: Rail, channel: Channel, period_ns: int) -> None:
+    def __init__(self, rail: Rail, channel: MeterChannel, period_ns: int) -> None:
         self.rail, self.channels, self.period_ns = rail, (channel,), period_ns
         self.detail = {
             "folder": str(rail.folder),
@@ -97,8 +97,8 @@ class SysfsMeter(Meter):
             "codes": f"micro-units: {' * '.join(rail.files)} * {rail.scale}",
         }
 
-    def ask(self) -> Iterable[Answer]:
-        return (Answer({self.channels[0].line: read_code(self.rail)}),)
+    def ask(self) -> Iterable[MeterAnswer]:
+        return (MeterAnswer({self.channels[0].line: read_code(self.rail)}),)
 
 
 def read_code(rail: Rail) -> int:
@@ -242,7 +242,7 @@ class SysfsSource(PolledSource):
     def _meter(self, rail: Rail, name: str, line: str) -> SysfsMeter:
         o = self.options
         self._labels[line] = rail.label
-        channel = Channel(
+        channel = MeterChannel(
             line,
             o.device if o.feeds else name,
             f"{rail.label} of {rail.chip} ({rail.folder.name}) by the kernel's {self.start.name}",
@@ -252,7 +252,7 @@ class SysfsSource(PolledSource):
         )
         return SysfsMeter(rail, channel, self.period_ns)
 
-    def describe_devices(self, channels: Sequence[Channel]) -> tuple[Device, ...]:
+    def describe_devices(self, channels: Sequence[MeterChannel]) -> tuple[Device, ...]:
         o = self.options
         if not o.feeds:
             return super().describe_devices(channels)

@@ -17,7 +17,7 @@ from powerd_client.compat.zeus.monitor import ZeusMonitor
 from powerd_client.host.log import tell
 from powerd_client.host.ownership import whole_text
 from powerd_client.journals.ranks import rank_here
-from powerd_client.knobs.cap_search import Decision, Window
+from powerd_client.knobs.cap_search import CapWindow, Decision
 from powerd_client.knobs.control import Hold
 from powerd_client.knobs.power_choice import SETTLE_S, PowerChooser, range_of
 from powerd_core.errors import ConfigError
@@ -134,13 +134,13 @@ class LimitSweep:
         self._left_w = [default_w - i * step_w for i in range(int((default_w - least_w) // step_w) + 1)]
         self._steps, self._selector = steps, selector
         self.measurements: list[PowerLimitMeasurement] = []
-        self._windows: dict[int, Window] = {}
+        self._windows: dict[int, CapWindow] = {}
 
     def load(self, measurements: Sequence[PowerLimitMeasurement]) -> None:
         """Measure nothing: choose by these."""
         self._left_w, self.measurements = [], list(measurements)
         for m in measurements:
-            self._windows[m.power_limit] = Window(m.power_limit, m.energy / self._steps, 0.0, m.time / self._steps)
+            self._windows[m.power_limit] = CapWindow(m.power_limit, m.energy / self._steps, 0.0, m.time / self._steps)
 
     def next_cap(self, windows_left: float = 0.0) -> float | None:
         return self._left_w[0] if self._left_w else None
@@ -148,7 +148,7 @@ class LimitSweep:
     def refuse(self, cap_w: float) -> None:
         self._left_w.remove(cap_w)
 
-    def observe(self, window: Window) -> None:
+    def observe(self, window: CapWindow) -> None:
         self._left_w.remove(window.level)
         of_window = round(window.level), window.energy_j * self._steps, window.time_s * self._steps
         self.measurements.append(PowerLimitMeasurement(*of_window))
