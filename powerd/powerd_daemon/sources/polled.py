@@ -1,8 +1,8 @@
 """Meters that are asked for one reading at a time, whatever they are asked by, and what becomes of their answers.
 
 A `Meter` is what one transfer reaches: a file, a question over HTTP, a program's output, a library's function. Its
-`MeterAnswer` holds raw codes by line. `PolledSource` asks its meters at every poll and turns what comes into readings: timed
-at the middle of the transfer, flagged where the transfer failed, and the source as a whole lost where none answers.
+`MeterAnswer` holds raw codes by line. `PolledSource` asks its meters at every poll and turns what comes into readings:
+timed at the middle of the transfer, flagged where that failed, and the source as a whole lost where none answers.
 """
 
 from __future__ import annotations
